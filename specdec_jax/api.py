@@ -316,8 +316,8 @@ def _batches(engine, items, asked, rows: int):
   rows = requests.rows_on(engine.target.layout, rows)
   for i in range(0, len(items), rows):
     some, wanted = (x[i : i + rows] for x in (items, asked))
-    shape = dict(gamma=engine.drafter.gamma, rows=rows)
-    yield i, requests.make(some, requests.together(wanted), **shape)
+    each, gamma = requests.together(wanted), engine.drafter.gamma
+    yield i, requests.make(some, each, gamma=gamma, rows=rows)
 
 
 def completion_of(

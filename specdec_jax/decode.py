@@ -256,8 +256,8 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   draft = draft._replace(count_B=jnp.where(state.live_B, count_B, 0))
   attempt = functools.partial(_attempt, loop, weights, context, noise, draft)
   widths = loop.options.bodies(drafter.gamma)
-  least = jnp.searchsorted(jnp.array(widths), jnp.max(draft.count_B))
-  width = jnp.array(widths)[least]
+  less = jnp.array(widths) < jnp.max(draft.count_B)
+  width = jnp.array(widths)[jnp.sum(less)]
   with jax.named_scope('verify'):
     tried = _one_of(attempt, {each: width == each for each in widths}, cache)
     if tried.path_BK is not None:

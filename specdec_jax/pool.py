@@ -157,7 +157,7 @@ class Pool:
     """
     count = len(items)
     assert len({*tickets} - self._row.keys()) == count <= self.free, tickets
-    request = requests.make(items, wanted, **self._sizes)
+    request = requests.make(items, wanted, mixed=True, **self._sizes)
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
     rows, froms, at = self._choose([x.tokens for x in items])

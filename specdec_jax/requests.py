@@ -216,6 +216,7 @@ def make(
   length: int | None = None,
   sources: int | None = None,
   stops: int | None = None,
+  mixed: bool = False,
 ) -> decode.Request:
   """A batch of prompts as one request, on the host.
 
@@ -226,6 +227,7 @@ def make(
     rows: fills the batch up to this with rows that never start.
     length, sources: of the buffers of tokens and sources; buckets if None.
     stops: of the lists of stop ids; that of the longest if None.
+    mixed: if all are greedy, others may be put beside them.
   """
   n, rows = len(items), rows or len(items)
   assert 0 < n <= rows, f'{n} prompts in {rows} rows'
@@ -238,14 +240,17 @@ def make(
   need = int(limit.max()) + gamma
   length = length or bucket(need)
   assert length >= need, f'length={length}: prompts and windows need {need}'
-  sampled = map(fill, (wanted.temperature, wanted.top_k, wanted.top_p))
+  asked = map(fill, (wanted.temperature, wanted.top_k, wanted.top_p))
+  settings = sampling.settings(rows, *asked)
+  if not mixed and sampling.is_greedy(settings).all():
+    settings = settings._replace(temperature_B=None)
   return decode.Request(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit.astype(np.int32),
     fill(_uint32([x.number for x in items])),
     fill(_uint32(wanted.seed)),
-    sampling.settings(rows, *sampled),
+    settings,
     _stops(wanted.stop_ids, rows, stops),
     fill(wanted.drafts).astype(np.int32),
     source_of(items, rows, sources),

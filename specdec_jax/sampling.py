@@ -64,13 +64,15 @@ def probabilities(
   spread = lambda a: a.reshape(-1, *(1,) * (x.ndim - 1))
   greedy_B11 = spread(is_greedy(sampling))
   best = jnp.max(x, -1, keepdims=True) if best is None else best.astype(wide)
-  t_B11 = spread(jnp.where(is_greedy(sampling), 1, sampling.temperature_B))
-  t_B11 = t_B11.astype(wide)
   index = jnp.arange(x.shape[-1]).reshape((1,) * (x.ndim - 1) + (-1,))
   # Functions, so that each branch below begins at the logits: what a branch is
   # given is written out before, and read in another pass over the vocabulary.
   one_hot = lambda: (index == first_of(x, best)).astype(wide)
-  scaled = lambda: (x - best) / t_B11
+
+  def scaled():
+    assert sampling.temperature_B is not None
+    t_B = jnp.where(is_greedy(sampling), 1, sampling.temperature_B)
+    return (x - best) / spread(t_B).astype(wide)
 
   def cut():
     z = jax.lax.cond(
@@ -98,7 +100,7 @@ def probabilities(
       p,
     )
 
-  return jax.lax.cond(jnp.all(greedy_B11), one_hot, warp)
+  return of_greedy(sampling, one_hot, warp)
 
 
 def logprobs(
@@ -144,7 +146,16 @@ def first_of(x: Array, best: Array) -> Array:
 
 
 def is_greedy(sampling: types.Sampling) -> Array:
+  if sampling.temperature_B is None:
+    return jnp.ones(sampling.top_k_B.shape, bool)
   return sampling.temperature_B < GREEDY_BELOW
+
+
+def of_greedy(sampling: types.Sampling, greedy, sampled):
+  """greedy() where every row is, else sampled(), which then is not compiled."""
+  if sampling.temperature_B is None:
+    return greedy()
+  return jax.lax.cond(jnp.all(is_greedy(sampling)), greedy, sampled)
 
 
 def _cut_top_k(z: Array, k_B11: Array) -> Array:
@@ -203,19 +214,21 @@ def _bisect(holds, like: Array, *, smallest: bool) -> Array:
 
 def next_keys(seed_B: Array, request_B: Array, position_B: Array) -> Array:
   """The key of each row's emitted token, by its index in the token buffer."""
-  return jax.vmap(jax.random.fold_in)(
-    _role_keys(seed_B, request_B, _NEXT), position_B
-  )
+  return _fold(_role_keys(seed_B, request_B, _NEXT)[:, 0], position_B)
 
 
-def _role_keys(seed_B: Array, request_B: Array, role: int) -> Array:
-  def key(seed, request):
-    return jax.random.fold_in(
-      jax.random.fold_in(jax.random.key(seed, impl='threefry2x32'), request),
-      role,
-    )
+def _role_keys(seed_B: Array, request_B: Array, *roles: int) -> Array:
+  """The keys of X roles: [B, X]."""
 
-  return jax.vmap(key)(seed_B, request_B)
+  def keys(seed, request):
+    key = jax.random.key(seed, impl='threefry2x32')
+    own = jax.random.fold_in(key, request)
+    return jax.vmap(jax.random.fold_in, (None, 0))(own, jnp.array(roles))
+
+  return jax.vmap(keys)(seed_B, request_B)
+
+
+_fold = jax.vmap(jax.random.fold_in)
 
 
 def noise(
@@ -247,43 +260,40 @@ def noise(
   Children are keyed by their parent + 1: of a chain in a tree the same draws;
   of independent siblings the first, and the others have keys of their own.
   """
-  any_sampled = ~jnp.all(is_greedy(sampling))
-  fold = jax.vmap(jax.random.fold_in)
-  role = functools.partial(_role_keys, seed_B, request_B)
-  at = lambda keys, offset: fold(keys, jnp.full_like(lengths_B, offset))
-  draft_keys_B = fold(role(_DRAFT), lengths_B)
-  accept_keys_B = fold(role(_ACCEPT), lengths_B)
-  pick = functools.partial(draw, any_sampled)
-  # Made once: what every body of a window makes anew takes seconds to compile.
+  pick = functools.partial(draw, sampling)
+  each = jax.vmap(_fold, (1, None), 1)
+  roles_B2 = _role_keys(seed_B, request_B, _DRAFT, _ACCEPT)
+  window_B2 = each(roles_B2, lengths_B)
+  # All offsets at once: a hash takes as long to compile as a product.
+  at = lambda offset: each(window_B2, jnp.full_like(lengths_B, offset))
+  keys_KB2 = jax.vmap(at)(jnp.arange(gamma))
   position_BN = lengths_B[:, None] + jnp.arange(gamma + 1)[None]
   keys_of_next = functools.partial(next_keys, seed_B, request_B)
-  keys_BN = jax.vmap(keys_of_next, 1, 1)(position_BN)
+  next_keys_BN = jax.vmap(keys_of_next, 1, 1)(position_BN)
 
   def next_token(offset_B, weights_BV):
-    return pick(keys_BN[jnp.arange(len(offset_B)), offset_B], weights_BV)
+    return pick(next_keys_BN[jnp.arange(len(offset_B)), offset_B], weights_BV)
 
   def draft_token(offset, q_BV):
     if coupled:
       return next_token(jnp.full_like(lengths_B, offset), q_BV)
-    return pick(at(draft_keys_B, offset), q_BV)
+    return pick(keys_KB2[offset, :, 0], q_BV)
 
   def children(parents_BM, depth, q_BMV, count):
     def keys_of(parent_B, rank):
       if coupled:
-        return keys_BN[:, depth]
-      return fold(draft_keys_B, parent_B + 1 + rank * (gamma + 1))
+        return next_keys_BN[:, depth]
+      return _fold(window_B2[:, 0], parent_B + 1 + rank * (gamma + 1))
 
     own = functools.partial(_siblings, siblings, keys_of, count)
     return jax.vmap(own, 1, 1)(parents_BM, q_BMV)
 
   uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
-  # All offsets at once: compile time does not grow with gamma.
-  keys_KB = jax.vmap(functools.partial(at, accept_keys_B))(jnp.arange(gamma))
-  accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB)
+  accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB2[..., 1])
   return types.Noise(accept_BK, draft_token, next_token, children, siblings)
 
 
-def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
+def draw(sampling: types.Sampling, keys_B: Array, weights_BV: Array) -> Array:
   """Draws one token for each row from unnormalised weights.
 
   The largest of w / E, where E are independent exponentials (an exponential
@@ -291,7 +301,7 @@ def draw(any_sampled: Array, keys_B: Array, weights_BV: Array) -> Array:
   no noise is drawn.
   """
   arrivals = lambda: _race(keys_B, weights_BV)
-  scores_BV = jax.lax.cond(any_sampled, arrivals, lambda: weights_BV)
+  scores_BV = of_greedy(sampling, lambda: weights_BV, arrivals)
   best_B1 = jnp.max(scores_BV, -1, keepdims=True)
   return first_of(scores_BV, best_B1)[:, 0]
 

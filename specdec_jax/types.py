@@ -100,12 +100,13 @@ class Sampling(NamedTuple):
 
   All are traced: a change of value does not compile again.
 
-  temperature_B: float, 0 is greedy.
+  temperature_B: float, 0 is greedy. None: all rows are, and always will be;
+    nothing that samples is compiled.
   top_k_B: int, 0 is off.
   top_p_B: float in (0, 1], 1 is off.
   """
 
-  temperature_B: Array
+  temperature_B: Array | None
   top_k_B: Array
   top_p_B: Array
 

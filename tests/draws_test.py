@@ -57,9 +57,8 @@ def test_law_of_a_draw():
   w = np.exp(1.5 * rng.normal(size=V)).astype(np.float32)
   w[[3, 7]] = 0
   keys = jax.random.split(jax.random.key(1), n)
-  tokens = sampling.draw(
-    jnp.array(True), keys, jnp.broadcast_to(jnp.asarray(w), (n, V))
-  )
+  weights_BV = jnp.broadcast_to(jnp.asarray(w), (n, V))
+  tokens = sampling.draw(sampling.settings(n, 1.0), keys, weights_BV)
   assert tokens.dtype == jnp.int32
   counts = np.bincount(np.asarray(tokens), minlength=V)
   assert counts[[3, 7]].tolist() == [0, 0]
@@ -80,7 +79,7 @@ def test_no_two_draws_share_a_key():
   seeds, requests, lengths = zip(*points, strict=True)
   drawn = []
 
-  def record(any_sampled, keys_B, weights_BV):
+  def record(settings, keys_B, weights_BV):
     drawn.append(np.asarray(jax.random.key_data(keys_B)))
     return jnp.zeros(len(points), jnp.int32)
 
@@ -134,8 +133,9 @@ def test_a_rows_noise_does_not_depend_on_the_batch():
 def test_greedy_batches_draw_nothing_and_take_the_only_weight():
   w = jnp.asarray(np.eye(5, dtype=np.float32)[[3, 0, 4]] * 0.25)
   keys = jax.random.split(jax.random.key(0), 3)
-  assert sampling.draw(jnp.array(False), keys, w).tolist() == [3, 0, 4]
-  assert sampling.draw(jnp.array(True), keys, w).tolist() == [3, 0, 4]
+  for temperature in (0, 1):
+    settings = sampling.settings(3, temperature)
+    assert sampling.draw(settings, keys, w).tolist() == [3, 0, 4]
 
 
 def test_rows_are_drawn_beside_greedy_ones():

@@ -84,7 +84,9 @@ def test_defaults():
   r = make([[1], [2], [3]])
   assert r.request_B.tolist() == [0, 1, 2] and r.seed_B.tolist() == [0] * 3
   assert r.stop_BX.tolist() == [[-1]] * 3
-  assert r.sampling.temperature_B.tolist() == [0] * 3
+  # Nothing that samples is compiled, unless others may come beside them.
+  assert r.sampling.temperature_B is None
+  assert make([[1]], mixed=True).sampling.temperature_B.tolist() == [0]
 
 
 def test_the_buffer_has_room_for_the_last_window():

@@ -88,6 +88,17 @@ def test_greedy_is_the_first_maximum():
     )
 
 
+def test_rows_that_are_greedy_for_ever_compile_nothing_that_samples():
+  logits_BNV = jnp.asarray([[[1.0, 3.0, 2.0]]])
+  greedy = sampling.settings(1)
+  known = greedy._replace(temperature_B=None)
+  run = lambda s: jax.make_jaxpr(sampling.probabilities)(logits_BNV, s)
+  assert 'exp' in str(run(greedy)) and 'exp' not in str(run(known))
+  for s in (greedy, known):
+    p_BNV = sampling.probabilities(logits_BNV, s)
+    assert p_BNV.tolist() == [[[0, 1, 0]]]
+
+
 def test_a_largest_id_is_in_the_vocabulary_whatever_happens():
   x = np.full((2, 5), np.nan, np.float32)
   x[1] = -np.inf

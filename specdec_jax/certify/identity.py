@@ -162,8 +162,8 @@ def _accepted(subject, world, pair: base.Pair, request, what: str):
   """
   out = np.zeros(2, np.int64)
   for temperature in (0.0, 0.8):
-    warm = np.full_like(request.sampling.temperature_B, temperature)
-    top_p = np.full_like(request.sampling.top_p_B, 0.9)
+    warm = np.full_like(request.sampling.top_p_B, temperature)
+    top_p = np.full_like(warm, 0.9)
     sampling = request.sampling._replace(temperature_B=warm, top_p_B=top_p)
     info = base.run(world, pair, request._replace(sampling=sampling)).info
     tried_K, accepted_K = info.tried_BK.sum(0), info.accepted_BK.sum(0)

@@ -117,6 +117,7 @@ def lower(
     requests.Wanted(1),
     gamma=made.drafter.gamma,
     length=s.slots,
+    mixed=True,
   )
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
   request = jax.tree.map(lambda x: placed(x, rows(x)), request)

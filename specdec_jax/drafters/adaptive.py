@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, types
+from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import hybrid, lm, lookup, method
 
 WRAPS = 2
@@ -202,7 +203,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     return State(inner, none_B, none_B, none_B > 0)
 
   def propose(weights, state, context, noise, target_cache):
-    greedy_B = context.sampling.temperature_B == 0
+    greedy_B = sampling_lib.is_greedy(context.sampling)
     shared_B = greedy_B | (scope == 'batch')
     verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
     best = functools.partial(_best, drafter, state)

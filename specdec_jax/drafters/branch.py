@@ -112,8 +112,8 @@ def grow(
       q_BXV = _given(q_BXV, family_BXX, rank_BX)
     return tokens_BMX, some_BMX, jnp.where(greedy_B11, best[2], q_BXV)
 
-  tokens_BMX, some_BMX, q_BXV = jax.lax.cond(
-    jnp.all(greedy_B11), likeliest, drawn
+  tokens_BMX, some_BMX, q_BXV = sampling_lib.of_greedy(
+    sampling, likeliest, drawn
   )
   own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1) - total_BM1
   joint_BX = along(above.joint_BX) * jnp.exp(pick(own_BMX))

@@ -48,13 +48,14 @@ def make(
   Searches the row's committed tokens, prompt and output, and its source, of an
   encoder or a prediction, for the row's suffix. Of the matches the longest
   counts, and the latest among equally long ones, the source being earlier than
-  all of the row; none goes from the source into the row. Up to gamma tokens
-  that follow it are proposed deterministically (q is None); nothing is proposed
-  without a match. Saxena 2023, prompt lookup decoding; the idea, for a source
+  all of the row; none goes from the source into the row. The gamma tokens that
+  follow it are proposed deterministically (q is None), in the row over and over
+  to its end, in the source no further than that; nothing is proposed without a
+  match. Saxena 2023, prompt lookup decoding; the idea, for a source
   too, is in Leviathan et al. 2023, section 3.6.
 
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
-  [5 6] matches at the start, and [7 8] is proposed.
+  [5 6] matches at the start, and [7 8] is proposed; after [5 6 5 6], [5 6].
 
   Args:
     gamma: draft tokens in a window.
@@ -104,12 +105,13 @@ def _propose(
   place_1P = jnp.arange(P)[None]
   best_B = jnp.max(jnp.where(run_BP >= min_match, run_BP * P + place_1P, -1), 1)
   start_B1 = jnp.where(best_B >= 0, best_B % P, 0)[:, None]
-  at_BK = jnp.minimum(start_B1 + jnp.arange(gamma)[None], P - 1)
+  left_B1 = jnp.take_along_axis(left_BP, start_B1, 1)
+  at_BK = start_B1 + jnp.arange(gamma)[None] % jnp.maximum(left_B1, 1)
   tokens_BK = jnp.take_along_axis(tokens_BP, at_BK, 1)
-  left_B = jnp.take_along_axis(left_BP, start_B1, 1)[:, 0]
-  count_B = jnp.where(best_B >= 0, jnp.minimum(gamma, left_B), 0)
+  count_B = jnp.where(best_B >= 0, gamma, 0)
   draft = types.Draft(tokens_BK, None, count_B)
   if context.source is not None:
-    size = context.source.tokens_BI.shape[1]
-    draft = draft._replace(sourced_B=start_B1[:, 0] < size)
+    sourced_B = start_B1[:, 0] < context.source.tokens_BI.shape[1]
+    count_B = jnp.where(sourced_B, jnp.minimum(count_B, left_B1[:, 0]), count_B)
+    draft = draft._replace(count_B=count_B, sourced_B=sourced_B)
   return draft, state, target_cache

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from specdec_jax import sampling, types
@@ -50,8 +49,7 @@ def judge(
   greedy = lambda: _greedy(draft, logits_BNV, best_BN1)
   sampled = lambda: _sampled(rule, settings, noise, draft, logits_BNV, best_BN1)
   if rule.certain:
-    every = jnp.all(sampling.is_greedy(settings))
-    found = jax.lax.cond(every, greedy, sampled)
+    found = sampling.of_greedy(settings, greedy, sampled)
   else:
     found = sampled()
   accepted_B, path_BK, weights_BV, next_B = found

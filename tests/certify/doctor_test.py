@@ -68,7 +68,9 @@ def temperature_of(change):
     right = sampling_lib.probabilities
 
     def wrong(logits, sampling, best=None):
-      temperature_B = change(sampling.temperature_B)
+      given_B = sampling.temperature_B
+      given_B = jnp.zeros_like(sampling.top_p_B) if given_B is None else given_B
+      temperature_B = change(given_B)
       return right(logits, sampling._replace(temperature_B=temperature_B), best)
 
     patch.setattr(sampling_lib, 'probabilities', wrong)

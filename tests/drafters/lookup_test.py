@@ -23,7 +23,10 @@ def found(tokens, source=(), *, gamma, min_match, max_match):
     for text in (tokens, source):
       for start in range(len(text) - n - 1, -1, -1):
         if text[start : start + n] == tokens[-n:]:
-          return text[start + n : start + n + gamma], text is source
+          after = text[start + n :]
+          if text is not source:  # what repeats goes on
+            after = after * gamma
+          return after[:gamma], text is source
   return [], False
 
 
