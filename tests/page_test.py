@@ -183,6 +183,15 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   assert tab.locator('output').inner_text() == 'bonus, id 1, p 0.119'
 
 
+@pytest.mark.parametrize('on, off', [(50.0, None), (None, 20.0), (None, None)])
+def test_answers_too_short_for_a_rate_have_no_ratio(tab, on, off):
+  rates = dict(on=on, off=off)
+  serve(tab, lambda how: window(*TOKENS, end='length') + end(rates[how]))
+  tab.get_by_label('Prompt').fill('x')
+  tab.get_by_role('button').click()
+  tab.get_by_text('No ratio').wait_for()
+
+
 @pytest.mark.parametrize(
   'stream, said',
   [
