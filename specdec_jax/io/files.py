@@ -103,6 +103,16 @@ def head(path: pathlib.Path) -> bytes:
   return found
 
 
+def torn(file: Any) -> bytes:
+  """What follows the last end of a line of a binary file; reads its tail."""
+  found, at = b'', file.seek(0, os.SEEK_END)
+  while at and b'\n' not in found:
+    at -= (size := min(at, 1 << 16))
+    file.seek(at)
+    found = file.read(size) + found
+  return found.rpartition(b'\n')[-1]
+
+
 def write(path: pathlib.Path, content: str | bytes) -> None:
   """Writes a file atomically; a str gets a newline at its end."""
   if isinstance(content, str):

@@ -18,6 +18,7 @@ from starlette import applications, exceptions, requests, responses, routing
 
 from specdec_jax import build, completion, pool, show
 from specdec_jax.serve import meters as meters_lib
+from specdec_jax.io import files
 from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
 
@@ -264,15 +265,14 @@ def _open_record(path: str) -> io.FileIO:
   """
   # Not buffered: an answer that was given is in the file.
   file = open(path, 'ab+', buffering=0)
-  file.seek(0)
-  torn = file.read().rpartition(b'\n')[-1]
+  torn, size = files.torn(file), file.seek(0, io.SEEK_END)
   if not b'{"'.startswith(torn[:2]):
     raise ValueError(f'record {path}: its last line is no text: name another')
   try:
     json.loads(torn)
     file.write(b'\n')  # whole but for its end
   except ValueError:
-    file.truncate(file.tell() - len(torn))
+    file.truncate(size - len(torn))
   return file
 
 

@@ -1,5 +1,7 @@
 """Files that are written whole."""
 
+import io
+
 import pytest
 
 from specdec_jax.io import files
@@ -19,6 +21,26 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     files.write(path, 'new')
   assert path.read_text() == 'old\n'
   assert sorted(x.name for x in tmp_path.iterdir()) == ['a.md', 'a.png']
+
+
+class Counted(io.BytesIO):
+  """Bytes that know how many of them were asked for."""
+
+  asked = 0
+
+  def read(self, size=-1):
+    self.asked += size if size >= 0 else 1 << 30
+    return super().read(size)
+
+
+@pytest.mark.parametrize(
+  'before', [b'', b'\n', b'a\n', b'a\n' * 10**5, b'a' * 10**6 + b'\n']
+)
+@pytest.mark.parametrize('torn', [b'', b'{"te', b'b' * 10**5])
+def test_a_torn_line_is_found_from_the_end(before, torn):
+  file = Counted(before + torn)
+  assert files.torn(file) == torn
+  assert file.asked < len(torn) + 2**17
 
 
 def test_jsonl_is_read_line_by_line(tmp_path):
