@@ -410,10 +410,11 @@ def test_the_end_waits_for_what_is_asked():
 
 def test_no_answer_waits_for_a_program():
   """Alone in a window of one row, beside others, or after what was said."""
-  rows, engine = small.rows(), small.engine()
+  rows, engine = small.rows(prefix_caching=True), small.engine()
   work = worker_lib.Worker(engine, rows, most=small.WAITING)
   work.warm()
-  sizes = lambda: [x._cache_size() for x in (*engine.programs, rows._put)]
+  parts = *engine.programs, rows._put, pool._go_on
+  sizes = lambda: [x._cache_size() for x in parts]
   before, item = sizes(), requests.item(engine.target, [1, 2], 0, chat=False)
   for count in (1, 2, small.ROWS, 1):
     for i in range(count):

@@ -29,7 +29,7 @@ def served(logprobs: int = 2) -> protocol.Served:
   return protocol.Served(NAME, engine(logprobs), LENGTH, WAITING)
 
 
-def rows(kind: type[pool.Pool] = pool.Pool) -> pool.Pool:
+def rows(kind: type[pool.Pool] = pool.Pool, **more) -> pool.Pool:
   stops = len(engine().target.tokenizer.eos_ids) + protocol.STOPS
-  sizes = dict(length=LENGTH + GAMMA, sources=LENGTH, stops=stops)
+  sizes = dict(length=LENGTH + GAMMA, sources=LENGTH, stops=stops, **more)
   return kind.of(engine(), rows=(1, ROWS), **sizes)
