@@ -6,6 +6,7 @@ import functools
 import hmac
 import io
 import json
+import math
 import signal
 import socket
 import time
@@ -17,8 +18,8 @@ import uvicorn
 from starlette import applications, exceptions, requests, responses, routing
 
 from specdec_jax import build, completion, pool, show
-from specdec_jax.serve import meters as meters_lib
 from specdec_jax.io import files
+from specdec_jax.serve import meters as meters_lib
 from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
 
@@ -82,6 +83,16 @@ class Server:
       },
     )
 
+  def http(self) -> uvicorn.Server:
+    """What listens, and waits at its end for no client longer than it may."""
+    config = uvicorn.Config(
+      self.app,
+      log_level='warning',
+      lifespan='off',
+      timeout_graceful_shutdown=math.ceil(self._limits.seconds) + 1,
+    )
+    return uvicorn.Server(config)
+
   async def _models(self, request: requests.Request) -> responses.Response:
     self._check_key(request)
     return _json(protocol.models(self._served))
@@ -103,12 +114,12 @@ class Server:
     plain = request.headers.get('x-speculation', 'on')
     if plain not in ('on', 'off'):
       raise protocol.Refused('X-Speculation: must be on or off')
-    body = await self._body(request)
+    body = await self._body(request, arrived)
     # In a thread, for a long prompt takes a while to become tokens.
     asked = await asyncio.to_thread(
       protocol.read, body, self._served, chat=chat, plain=plain == 'off'
     )
-    talk = _Talk(asked, arrived, self._limits.seconds)
+    talk = _Talk(asked, arrived, self._limits.seconds, self._meters.add)
     self._worker.submit(talk.jobs)
     if asked.stream:
       return _Stream(talk, self._chunks(talk))
@@ -125,13 +136,14 @@ class Server:
     if self._limits.key and not same:
       raise protocol.Refused('want Authorization: Bearer, with the key', 401)
 
-  async def _body(self, request: requests.Request) -> bytes:
-    body, most = bytearray(), self._limits.body
+  async def _body(self, request: requests.Request, arrived: float) -> bytes:
+    body, (_, seconds, most) = bytearray(), self._limits
     try:
-      async for part in request.stream():
-        body += part
-        if len(body) > most:
-          raise protocol.Refused(f'the body has over {most} bytes', 413)
+      async with _in_time(arrived, seconds, 'no whole body came'):
+        async for part in request.stream():
+          body += part
+          if len(body) > most:
+            raise protocol.Refused(f'the body has over {most} bytes', 413)
     except requests.ClientDisconnect as error:
       raise protocol.Refused('the body is not complete') from error
     return bytes(body)
@@ -173,7 +185,7 @@ class Server:
     yield 'data: [DONE]\n\n'
 
   async def _events(self, talk: '_Talk') -> AsyncIterator[tuple[int, Any]]:
-    """(choice, Piece or Completion) as they come; counts what is complete.
+    """(choice, Piece or Completion) as they come; records what is complete.
 
     Raises:
       protocol.Refused: there will be no more, since it took too long, or since
@@ -188,7 +200,6 @@ class Server:
             f'the logits of {label} are not finite after {count} tokens', 500
           )
         talk.done[index] = event
-        self._meters.add(talk.jobs[index], event.metrics)
         if self._record:
           tokenizer = self._served.engine.target.tokenizer
           row = protocol.document(talk.asked, index, event, tokenizer)
@@ -209,30 +220,30 @@ class _Talk:
   jobs: its choices. done: those that are complete, by index.
   """
 
-  def __init__(self, asked: protocol.Asked, arrived: float, seconds: float):
-    """arrived: see worker.Job. seconds: as in Limits."""
-    self.asked, self._seconds = asked, seconds
+  def __init__(
+    self, asked: protocol.Asked, arrived: float, seconds: float, add
+  ):
+    """arrived: see worker.Job. seconds: as in Limits. add: of meters.Meters."""
+    self.asked, self._arrived, self._seconds = asked, arrived, seconds
+    self._add = add
     self.done: dict[int, completion.Completion] = {}
     self._loop, self._inbox = asyncio.get_running_loop(), asyncio.Queue()
-    self._deadline = self._loop.time() + seconds
     self.jobs = [
       worker_lib.Job(asked, i, self._tell, arrived)
       for i in range(len(asked.items))
     ]
 
   def _tell(self, job: worker_lib.Job, event: Any) -> None:
+    if isinstance(event, completion.Completion):
+      self._add(job, event.metrics)
     with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
       self._loop.call_soon_threadsafe(
         self._inbox.put_nowait, (job.index, event)
       )
 
   async def next(self) -> tuple[int, Any]:
-    try:
-      async with asyncio.timeout_at(self._deadline):
-        index, event = await self._inbox.get()
-    except TimeoutError as error:
-      sentence = f'not answered in {self._seconds:g} seconds'
-      raise protocol.Refused(sentence, 408) from error
+    async with _in_time(self._arrived, self._seconds, 'not answered'):
+      index, event = await self._inbox.get()
     if isinstance(event, BaseException):
       raise protocol.Refused('the decoder has failed', 500) from event
     return index, event
@@ -255,6 +266,16 @@ class _Stream(responses.StreamingResponse):
       await super().__call__(scope, receive, send)
     finally:
       self._talk.leave()
+
+
+@contextlib.asynccontextmanager
+async def _in_time(arrived: float, seconds: float, late: str):
+  """Refuses, as `late`, what takes over so many seconds from an arrival."""
+  try:
+    async with asyncio.timeout(arrived + seconds - time.monotonic()):
+      yield
+  except TimeoutError as error:
+    raise protocol.Refused(f'{late} in {seconds:g} seconds', 408) from error
 
 
 def _open_record(path: str) -> io.FileIO:
@@ -362,8 +383,7 @@ def serve(
     raise ValueError(
       f'port {port} of {host}: cannot be had ({error.strerror}): name another'
     ) from error
-  config = uvicorn.Config(server.app, log_level='warning', lifespan='off')
-  http = uvicorn.Server(config)
+  http = server.http()
 
   def end():
     http.should_exit = True

@@ -40,10 +40,12 @@ def of_answer(
   """
   arrived = jobs[0].arrived
   first = min(job.times[0] for job in jobs)
-  later = sum(job.tokens - 1 for job in jobs)  # than the first of each
   spent = sum(job.times[-1] - job.times[0] for job in jobs)
+  itl = metrics.ratio(spent, sum(job.tokens - 1 for job in jobs))
+  # A rate is of what came after its clock began: the first window did not.
+  before = sum(job.first for job in jobs if job.times[0] == first)
+  later = sum(job.tokens for job in jobs) - before
   took = max(job.times[-1] for job in jobs) - first
-  itl = metrics.ratio(spent, later)
   return {
     'time_to_first_token_ms': 1e3 * (first - arrived),
     'mean_itl_ms': itl and 1e3 * itl,
@@ -106,7 +108,10 @@ class Meters:
       row.labels(model).set_function(lambda jobs=jobs: len(jobs))
 
   def add(self, job: worker_lib.Job, counts: Mapping[str, Any]) -> None:
-    """Counts a choice that has ended; counts: its Completion.metrics."""
+    """Counts a choice that has ended or is cancelled in mid-answer.
+
+    counts: its Completion.metrics.
+    """
     by_place = counts['accepted_per_position']
     found = (
       job.tokens,
@@ -119,7 +124,8 @@ class Meters:
     for place, n in enumerate(by_place):
       self._by_place.labels(*self._names, str(place)).inc(n)
     first, between = (x.labels(*self._names) for x in self._times.values())
-    first.observe(job.times[0] - job.arrived)
+    for time in job.times[:1]:  # none where no logits were finite
+      first.observe(time - job.arrived)
     for before, after in itertools.pairwise(job.times):
       between.observe(after - before)
 

@@ -24,13 +24,13 @@ class Job:
 
   asked, index: the choice.
   tell(job, event): called in the thread: with a Piece for each window, if they
-    are asked for, then with the Completion; or with an exception, which ended
-    the thread.
+    are asked for, then with the Completion, cut short if it is cancelled in
+    mid-answer; or with an exception, which ended the thread.
   arrived: when it was handed in, in seconds of time.monotonic.
   cancelled: nobody wants the answer.
   alone: no job of another request has had a row beside it.
   began, times: when it was given a row, and when its windows came.
-  tokens: how many have come.
+  tokens, first: how many have come, and with the first of these windows.
   """
 
   asked: protocol.Asked
@@ -42,6 +42,7 @@ class Job:
   began: float = 0.0
   times: list[float] = dataclasses.field(default_factory=list)
   tokens: int = 0
+  first: int = 0
 
 
 class Worker:
@@ -132,9 +133,11 @@ class Worker:
     with self._changed:
       for job in [x for x in self.waiting if x.cancelled]:
         self.waiting.remove(job)
-    if gone := [job for job in self.running if job.cancelled]:
-      self._pool.cancel(gone)
-      for job in gone:
+    gone = [job for job in self.running if job.cancelled]
+    self._end([job for job in gone if job.times])  # so that it is counted
+    if left := [job for job in gone if not job.times]:
+      self._pool.cancel(left)
+      for job in left:
         del self.running[job]
 
   def _begin(self) -> None:
@@ -164,7 +167,8 @@ class Worker:
     """Decodes a window, or a few, and tells the jobs what came."""
     if not self.running:
       return
-    follow = any(job.asked.stream for job in self.running)
+    # The time of its first token is waited for as well.
+    follow = any(job.asked.stream or not job.times for job in self.running)
     ended = set(self._pool.advance(1 if follow else _WINDOWS))
     now = time.monotonic()
     for job, told in self._pool.news().items():
@@ -174,10 +178,14 @@ class Worker:
         ended.add(job)
       job.times.append(now)
       job.tokens += len(piece.tokens)
+      job.first = job.first or job.tokens
       if job.asked.stream:
         job.tell(job, piece)
-    done = [job for job in self.running if job in ended]
-    for job, row in zip(done, self._pool.take(done), strict=True):
+    self._end([job for job in self.running if job in ended])
+
+  def _end(self, jobs: Sequence[Job]) -> None:
+    """Frees the rows of jobs, and tells these what their rows have."""
+    for job, row in zip(jobs, self._pool.take(jobs), strict=True):
       answer = api.completion_of(self._engine, job.asked.settings, row)
       del self.running[job]
       job.tell(job, answer)

@@ -1,8 +1,10 @@
 """The server over loopback, as a client sees it."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
+import socket
 import threading
 import time
 
@@ -15,7 +17,7 @@ import specdec_jax
 from specdec_jax import build, pool, requests, show, types
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, lookup
-from specdec_jax.serve import app, protocol
+from specdec_jax.serve import app, meters, protocol
 from specdec_jax.serve import worker as worker_lib
 from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
@@ -214,6 +216,72 @@ def test_models_health_and_metrics(client):
     assert name in text, name
 
 
+def test_a_rate_is_of_what_came_after_its_clock_began():
+  """The first windows of its choices came as it began, or later."""
+  made = lambda first, tokens, *times: worker_lib.Job(
+    None, 0, print, 1.0, times=[*times], tokens=tokens, first=first
+  )
+  nothing = dict(drafted_tokens=0, accepted_tokens=0)
+  of = lambda *jobs: meters.of_answer(jobs, [nothing] * len(jobs), 4)
+  found = of(made(5, 32, 2.0, 3.0, 4.0))
+  assert found['tokens_per_second'] == 27 / 2
+  assert found['mean_itl_ms'] == 1e3 * 2 / 31  # as vLLM has it
+  both = of(made(5, 32, 2.0, 4.0), made(3, 10, 3.0, 6.0))
+  assert both['tokens_per_second'] == (27 + 10) / 4
+  assert of(made(5, 5, 2.0))['tokens_per_second'] is None
+
+
+class Seen(pool.Pool):
+  """Rows that know how many windows were asked for, and of which jobs."""
+
+  asked, jobs = (), ()
+
+  def advance(self, most):
+    self.asked, self.jobs = [*self.asked, most], [*self._row]
+    return super().advance(most)
+
+
+def test_the_first_token_of_a_whole_answer_is_timed_with_its_window():
+  rows = small.rows(Seen)
+  with loopback.running(small.served(), rows, waiting=3) as (client, _):
+    found = post(client, TEXT | HOW, **{'X-Speculation': 'off'}).json()
+  assert rows.asked == [1, 4, 4, 4]
+  (job,) = rows.jobs
+  assert (job.first, job.tokens, len(job.times)) == (1, 12, 4)
+  rate = 11 / (job.times[-1] - job.times[0])
+  assert found['metrics']['tokens_per_second'] == rate
+
+
+class Deserted(pool.Pool):
+  """Rows that go on, after a window, when nobody reads them any more."""
+
+  def advance(self, most):
+    if any(job.times for job in self._row):
+      until(lambda: all(job.cancelled for job in self._row))
+    return super().advance(most)
+
+
+@pytest.mark.parametrize('seconds', [0.5, 30])
+def test_what_is_cancelled_is_counted_too(seconds):
+  """By its client, or as it takes too long."""
+  rows, limits = small.rows(Deserted), dict(waiting=3, seconds=seconds)
+  body = TEXT | HOW | dict(max_tokens=50, stream=True)
+  with loopback.running(small.served(), rows, **limits) as (client, worker):
+    with client.stream('POST', '/v1/completions', json=body) as reply:
+      lines = reply.iter_lines()
+      next(lines)
+      if seconds < 1:
+        assert 'not answered in 0.5 seconds' in ''.join(lines)
+    until(lambda: not worker.running)
+    lines = client.get('/metrics').text.splitlines()
+  count = lambda name: float(
+    next(x for x in lines if x.startswith(f'vllm:{name}')).split()[-1]
+  )
+  assert 1 < count('generation_tokens_total') < 50
+  assert count('spec_decode_num_drafts_total') > 0
+  assert count('time_to_first_token_seconds_count') == 1
+
+
 @pytest.mark.parametrize(
   ('method', 'path', 'status', 'said'),
   [
@@ -345,6 +413,39 @@ def test_time_limit_and_full_queue():
       (event,) = second.result()
       assert event['error']['type'] == 'timeout_error'
     until(lambda: not worker.running and not worker.waiting)
+
+
+def test_a_body_that_does_not_come_is_refused_in_time():
+  head = (
+    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n'
+  )
+  with stuck(seconds=0.5) as (client, _, _):
+    at = client.base_url.host, client.base_url.port
+    with socket.create_connection(at, timeout=30) as half:
+      half.sendall(head + b'{"pr')
+      found = b''
+      while b'seconds' not in found:
+        found += (new := half.recv(1 << 16))
+        assert new, found
+  assert found.startswith(b'HTTP/1.1 408 ')
+  assert b'no whole body came in 0.5 seconds' in found
+
+
+def test_the_end_waits_no_longer_than_a_request_may_take(monkeypatch):
+  """Not for ever for a client that reads no further, say."""
+  came = threading.Event()
+
+  async def never(self, request):
+    came.set()
+    await asyncio.sleep(1e4)
+
+  monkeypatch.setattr(app.Server, '_models', never)
+  with concurrent.futures.ThreadPoolExecutor(1) as threads:
+    with stuck(seconds=0.5) as (client, _, _):
+      mine = httpx2.Client(base_url=client.base_url, trust_env=False)
+      asked = threads.submit(mine.get, '/v1/models', timeout=60)
+      assert came.wait(30)
+    assert asked.exception() or asked.result().status_code == 500
 
 
 class Broken(Stuck):

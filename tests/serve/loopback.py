@@ -6,7 +6,6 @@ import socket
 import threading
 
 import httpx2
-import uvicorn
 
 from specdec_jax.serve import app, worker
 
@@ -17,8 +16,7 @@ def running(served, rows, *, waiting: int, record='', **limits):
   work = worker.Worker(served.engine, rows, most=waiting)
   server = app.Server(served, work, app.Limits(**limits), record)
   listening = socket.create_server(('127.0.0.1', 0))
-  config = uvicorn.Config(server.app, log_level='warning', lifespan='off')
-  http = uvicorn.Server(config)
+  http = server.http()
   thread = threading.Thread(target=http.run, kwargs={'sockets': [listening]})
   work.start()
   thread.start()
