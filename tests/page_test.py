@@ -11,7 +11,7 @@ from tests import show_test
 from tests.serve import loopback, small
 
 playwright = pytest.importorskip(
-  'playwright.sync_api', reason='needs pip install "specdec_jax[browser]"'
+  'playwright.sync_api', reason='needs playwright (extra browser)'
 )
 CHROMIUM = shutil.which('chromium')
 URL = 'http://page.test/'

@@ -551,16 +551,35 @@ def test_an_adaptive_drafter_chooses_by_the_costs_of_its_rows(monkeypatch):
 
 @pytest.mark.more
 def test_the_openai_client(client):
-  openai = pytest.importorskip('openai', reason='openai is not installed')
+  openai = pytest.importorskip('openai', reason='needs openai (extra browser)')
   made = openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none')
   messages = CHAT['messages']
   how = dict(model=small.NAME, messages=messages, **HOW)
   x, _ = generated(messages)
   whole = made.chat.completions.create(**how)
   assert whole.choices[0].message.content == x.text
-  pieces = made.chat.completions.create(**how, stream=True)
+  create = made.chat.completions.create
+  *pieces, last = create(
+    **how, stream=True, stream_options={'include_usage': True}
+  )
   said = [y.choices[0].delta.content for y in pieces]
   assert ''.join(said) == x.text
+  assert last.choices == [] and last.usage.completion_tokens == len(x.tokens)
+  chances = dict(n=2, logprobs=True, top_logprobs=2)
+  several = create(**how | chances).choices
+  for choice, y in zip(several, generated(messages, logprobs=2), strict=True):
+    assert choice.message.content == y.text
+    content = choice.logprobs.content
+    assert [z.logprob for z in content] == y.logprobs
+    assert [len(z.top_logprobs) for z in content] == [2] * len(y.tokens)
+  guess = {'type': 'content', 'content': x.text}
+  repeated = create(**how, prediction=guess)
+  assert repeated.choices[0].message.content == x.text
+  details = repeated.usage.completion_tokens_details
+  assert details.accepted_prediction_tokens > 0
+  text = made.completions.create(model=small.NAME, **TEXT, **HOW, logprobs=1)
+  assert text.choices[0].text == generated(TEXT['prompt'])[0].text
+  assert len(text.choices[0].logprobs.token_logprobs) == 12
   with pytest.raises(openai.BadRequestError, match='not supported'):
     made.chat.completions.create(**how, presence_penalty=1.0)
 
