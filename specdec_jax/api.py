@@ -59,8 +59,8 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
     draft_options: settings of a drafter that draft names, by name.
-    **options: the fields of Settings; max_new_tokens, temperature, top_k,
-      top_p, seed and prediction may be lists, with a value for each prompt.
+    **options: the fields of Settings; those of completion.EACH may be lists,
+      with a value for each prompt, which for stop and stop_ids is a list.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.

@@ -40,8 +40,13 @@ ELSEWHERE = {
   'top_logprobs': 'logprobs',
 }
 
-# Settings that may differ from prompt to prompt of a call.
-EACH = 'max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed', 'prediction'
+# Settings that may differ from prompt to prompt of a call. A list of stops is
+# all prompts'; a list of lists has those of each.
+_STOPS = 'stop', 'stop_ids'
+EACH = (
+  *('max_new_tokens', 'temperature', 'top_k', 'top_p', 'seed', 'prediction'),
+  *_STOPS,
+)
 
 # Samples of a prompt, at most.
 SAMPLES = 1 << 12
@@ -179,6 +184,9 @@ def each(options: dict[str, Any], prompts: int) -> list[Settings]:
   """
   lists = {name: requests.listed(options.get(name)) for name in EACH}
   lists = {name: x for name, x in lists.items() if x is not None}
+  for name in lists.keys() & _STOPS:
+    if all(requests.listed(x) is None for x in lists[name]):
+      options = options | {name: lists.pop(name)}
   for name, values in lists.items():
     if len(values) != prompts:
       raise ValueError(

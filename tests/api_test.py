@@ -118,6 +118,30 @@ def test_a_stop_id_ends_the_row(target, plain):
   assert plain[0].finish_reason == 'length'
 
 
+def test_each_prompt_may_have_its_own_stops(target, plain):
+  """A list of lists; one that is flat is all prompts'."""
+  whole = [x.tokens for x in plain]
+  ids = [[whole[0][6]], [], [whole[2][3]]]
+  find = lambda stops: [
+    x.tokens
+    for x in specdec_jax.generate(target, PROMPTS, stop_ids=stops, **COMMON)
+  ]
+  cut = lambda tokens, stops: tokens[
+    : min((tokens.index(x) + 1 for x in stops if x in tokens), default=None)
+  ]
+  assert find(ids) == [*map(cut, whole, ids)] != whole
+  flat = [whole[0][6], whole[2][3]]
+  assert find(iter(flat)) == [cut(x, flat) for x in whole]
+  texts = [x.text for x in plain]
+  stop = [(texts[0][9:11], '~~~~'), None, texts[2][5:7]]
+  out = specdec_jax.generate(target, PROMPTS, stop=stop, **COMMON)
+  at = [texts[0].find(stop[0][0]), None, texts[2].find(stop[2])]
+  assert [x.text for x in out] == [
+    x[:i] for x, i in zip(texts, at, strict=True)
+  ]
+  assert [x.finish_reason for x in out] == ['stop', 'length', 'stop']
+
+
 @pytest.mark.slow
 def test_a_mesh_changes_no_token(target, draft):
   mesh = sharding.make_mesh(data=2, model=2)
@@ -228,7 +252,10 @@ GENERATE = [
   (dict(seed=[1, 2, 0.5]), 'seed=0.5: must be a whole number'),
   (dict(top_k=[]), 'top_k: a list of 0 for 3 prompts'),
   (dict(max_new_tokens=[1, None, 600]), 'no room for max_new_tokens=600'),
-  (dict(stop=[['a'], ['b'], ['c']]), 'stop=.*: must be texts'),
+  (dict(stop=[['a'], 'b', 'c', None]), 'stop: a list of 4 for 3 prompts'),
+  (dict(stop=[['a'], 'b', ['']]), 'stop=.*: must be texts'),
+  (dict(stop_ids=[[1], [2]]), 'stop_ids: a list of 2 for 3 prompts'),
+  (dict(stop_ids=[[1], 2, [2.5]]), 'stop_ids: 2.5 is no whole number'),
   (dict(top_p=0.0), 'top_p=0.0'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
   (dict(top_p=True), 'top_p=True: must be a number'),
