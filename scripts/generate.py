@@ -20,6 +20,7 @@ from absl import flags
 
 from specdec_jax import (
   api,
+  build,
   completion,
   hosts,
   html,
@@ -43,7 +44,7 @@ def read():
   if jax.process_count() > 1 and _HTML.value:
     raise ValueError('html: is for one process; start one')
   output = batch_lib.check_output(_OUTPUT.value, _PROMPTS.value)
-  return output, prompts.read(_PROMPTS.value)
+  return output, prompts.read(_PROMPTS.value, completion.EACH)
 
 
 def run() -> bool:
@@ -59,16 +60,15 @@ def run() -> bool:
   )
   engine = settings.first(e)
   rows = requests.rows_on(e.target.layout, min(s.bench.batch_size, len(chosen)))
-  ask = lambda items: api.answers(
-    engine, items, [wanted] * len(items), rows=rows
-  )
+  if any(x.own.get('prediction') for x in chosen):
+    build.check_prediction(engine)
   models = [x for x in (e.target, engine.draft) if x]
   task = batch_lib.Run(
     prompts=chosen,
     target=e.target,
-    ask=ask,
+    ask=lambda *asked: api.answers(engine, *asked, rows=rows),
     chat=s.bench.chat,
-    new=wanted.max_new_tokens,
+    wanted=wanted,
     rows=rows,
     config=batch_lib.digest(config, models),
   )

@@ -35,6 +35,7 @@ class Prompt:
   turns: the user's texts, each after the answer to the one before.
   tokens: token ids.
   messages: a conversation, of dicts with 'role' and 'content'.
+  own: settings that the line has for itself, by name, not checked here.
   listed: given as {"turns"}, even if of one turn; the answer is then a list.
   """
 
@@ -43,6 +44,7 @@ class Prompt:
   turns: tuple[str, ...] = ()
   tokens: tuple[int, ...] | None = None
   messages: tuple[dict[str, str], ...] = ()
+  own: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
   listed: bool = dataclasses.field(default=False, compare=False)
 
   @property
@@ -53,7 +55,7 @@ class Prompt:
     return self.messages or self.turns[0]
 
 
-def read(path: str | os.PathLike) -> list[Prompt]:
+def read(path: str | os.PathLike, own: Sequence[str] = ()) -> list[Prompt]:
   """The prompts of a JSONL file, in its order; all are checked first.
 
   A line is {"prompt": text}, {"turns": [text, ...]}, {"tokens": [id, ...]} or
@@ -61,13 +63,17 @@ def read(path: str | os.PathLike) -> list[Prompt]:
   (or "question_id": a text or an integer) and "category". Without an id, the
   prompt's index from 0 is the id.
 
+  Args:
+    path: of the file.
+    own: names of settings that a line may have beside these.
+
   Raises:
     ValueError: a malformed line, 'path:line: ...', or a file without prompts.
   """
   found: dict[str, tuple[str, Prompt]] = {}
   for index, (where, row) in enumerate(files.read_jsonl(path)):
     try:
-      prompt = _parse(row, str(index))
+      prompt = _parse(row, str(index), own)
     except ValueError as error:
       raise ValueError(f'{where}: {error}') from error
     if prompt.id in found:
@@ -151,12 +157,13 @@ def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
   return list(groups.values())
 
 
-def _parse(row: dict[str, Any], index: str) -> Prompt:
+def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
   """The prompt of one line; its id is the index unless the line has one."""
-  unknown = [key for key in row if key not in _KEYS]
+  allowed = *_KEYS, *own
+  unknown = [key for key in row if key not in allowed]
   if unknown:
     raise ValueError(
-      f'unknown key {_shown(unknown[0])}: allowed are {", ".join(_KEYS)}; '
+      f'unknown key {_shown(unknown[0])}: allowed are {", ".join(allowed)}; '
       'remove it'
     )
   given = [key for key in _CONTENT if key in row]
@@ -170,7 +177,9 @@ def _parse(row: dict[str, Any], index: str) -> Prompt:
       f'{kind} is {_shown(content)}: it must be a list of at least one'
     )
   category = _text(row['category'], 'category') if 'category' in row else None
-  prompt = Prompt(_id(row, index), category, listed=kind == 'turns')
+  settings = {key: row[key] for key in own if key in row}
+  listed = kind == 'turns'
+  prompt = Prompt(_id(row, index), category, own=settings, listed=listed)
   if kind == 'messages':
     for i, x in enumerate(content):
       if not isinstance(x, dict):

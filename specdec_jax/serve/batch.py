@@ -8,6 +8,7 @@ and `run`, a digest of the prompt, the config and the weights.
 """
 
 import copy
+import dataclasses
 import hashlib
 import json
 import os
@@ -22,7 +23,15 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
-from specdec_jax import completion, hosts, metrics, printing, requests, types
+from specdec_jax import (
+  api,
+  completion,
+  hosts,
+  metrics,
+  printing,
+  requests,
+  types,
+)
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
 
@@ -40,7 +49,7 @@ class Run(NamedTuple):
   target: the LanguageModel that answers.
   ask: decodes items; yields the index and the Completion of each as it ends.
   chat: put texts through the chat template.
-  new: tokens of each answer, at most; None: as many as the context holds.
+  wanted: the settings of each prompt, but for those of its own.
   rows: prompts decoded together.
   config: digest of config and weights; see digest().
   """
@@ -48,10 +57,11 @@ class Run(NamedTuple):
   prompts: Sequence[prompts_lib.Prompt]
   target: Any
   ask: Callable[
-    [list[requests.Item]], Iterable[tuple[int, completion.Completion]]
+    [list[requests.Item], list[completion.Settings]],
+    Iterable[tuple[int, completion.Completion]],
   ]
   chat: bool
-  new: int | None
+  wanted: completion.Settings
   rows: int
   config: str
 
@@ -82,7 +92,7 @@ def check(run: Run, source: str) -> None:
     try:
       if prompt.turns[1:] and (not run.chat or run.target.start is not None):
         raise ValueError('later turns need bench.chat=True and no encoder')
-      requests.check(_item(run, prompt, ()), run.target, run.new)
+      api.wanted_of(run.target, _item(run, prompt, ()), _wanted(run, prompt))
     except ValueError as error:
       raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
@@ -193,6 +203,11 @@ def request_number(id: str, turn: int) -> int:
   return 2**31 + prompts_lib.request_number(f'{id}\n{turn}')
 
 
+def _wanted(run: Run, prompt: prompts_lib.Prompt) -> completion.Settings:
+  """What is asked of each turn of a prompt."""
+  return dataclasses.replace(run.wanted, **prompt.own)
+
+
 def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
   """Turn len(answers) of a prompt, after the turns and answers before it."""
   given = prompt.given
@@ -202,7 +217,10 @@ def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
       given.append({'role': 'assistant', 'content': x.text})
       given.append({'role': 'user', 'content': turn})
   number = request_number(prompt.id, len(answers))
-  return requests.item(run.target, given, number, chat=run.chat)
+  item = requests.item(run.target, given, number, chat=run.chat)
+  guess = _wanted(run, prompt).prediction
+  ids = run.target.tokenizer.encode(guess) if guess else ()
+  return item._replace(prediction=ids)
 
 
 def _answers(
@@ -222,18 +240,21 @@ def _answers(
       yield some[i], answers[i]
 
   for turn in range(max(turns)):
-    items, asked = [], []
+    items, each, asked = [], [], []
     for i in (i for i, count in enumerate(turns) if turn < count):
       item, before = _item(run, some[i], answers[i]), answers[i]
+      wanted = _wanted(run, some[i])
       broken = turn and before[-1].finish_reason == 'non-finite'
-      full = len(item.tokens) + (run.new or 1) > run.target.context
+      need = len(item.tokens) + (wanted.max_new_tokens or 1)
+      full = need > run.target.context
       if broken or full:
         why = 'non-finite' if broken else 'context'
         yield from add(i, completion.Completion('', [], why, [], {}))
       else:
         items.append(item)
+        each.append(wanted)
         asked.append(i)
-    for n, x in run.ask(items) if items else ():
+    for n, x in run.ask(items, each) if items else ():
       yield from add(asked[n], x)
 
 
@@ -247,7 +268,8 @@ def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
 
 
 def _prompt_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
-  return _sha256([run.config, prompt.given, prompt.turns, prompt.listed])
+  parts = [run.config, prompt.given, prompt.turns, prompt.listed]
+  return _sha256(parts + [prompt.own] * bool(prompt.own))
 
 
 def _sha256(content: Any) -> str:

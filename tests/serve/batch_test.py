@@ -22,7 +22,7 @@ ROWS = (
 METRICS = {'emitted_tokens': 4, 'target_calls': 2}
 
 
-def reply(items):
+def reply(items, each):
   """Each answer is a function of its item alone, and ends with eos."""
   out = []
   for tokens, number, *_ in items:
@@ -48,7 +48,9 @@ class World:
       start=None,
       tokenizer=tokenizer.from_bytes(512, 'bytes'),
     )
+    self.wanted = completion.Settings(8)
     self.ask, self.chat, self.rows, self.asked = reply, True, 2, []
+    self.each = {}  # what was asked of the items, by number
     self.order = lambda found: reversed([*found])  # in which answers end
 
   def prompts(self, rows):
@@ -56,17 +58,17 @@ class World:
 
   def run(self):
     digest = batch.digest(self.config, [self.target])
-    found = prompts.read(self.input)
-    task = batch.Run(
-      found, self.target, self._ask, self.chat, 8, self.rows, digest
-    )
+    found = prompts.read(self.input, completion.EACH)
+    how = self.chat, self.wanted, self.rows, digest
+    task = batch.Run(found, self.target, self._ask, *how)
     batch.check(task, str(self.input))
     return batch.write(self.output, task, batch.begun(self.output, task))
 
-  def _ask(self, items):
-    assert items
+  def _ask(self, items, each):
+    assert len(items) == len(each) > 0
     self.asked += items
-    return self.order(enumerate(self.ask(items)))
+    self.each |= zip([x.number for x in items], each, strict=True)
+    return self.order(enumerate(self.ask(items, each)))
 
   def lines(self):
     """By id, as they stand in the file."""
@@ -88,7 +90,7 @@ def test_every_form_as_it_ends(world):
   assert listed == ['4', 'a/b']
   names = ('text', 'tokens', 'finish_reason', 'metrics')
   assert [len(rows['a/b'][name]) for name in names] == [3] * 4
-  (plain,) = reply([([5, 6, 7], 12)])
+  (plain,) = reply([([5, 6, 7], 12)], ())
   row = rows['12']
   assert row['text'] == plain.text and row['metrics'] == METRICS
   assert row['tokens'] == list(plain.tokens)
@@ -116,6 +118,28 @@ def test_an_encoder_reads_the_prompt_itself(world):
   world.run()
   (item,) = world.asked
   assert item.tokens == (0,) and item.source == [*b'Hello', 256]
+
+
+def test_a_line_may_have_settings_of_its_own(world):
+  own = dict(
+    max_new_tokens=3, temperature=0.5, seed=9, stop=['x'], stop_ids=[1]
+  )
+  own |= dict(top_k=4, top_p=0.9, prediction='ab')
+  assert own.keys() == {*completion.EACH}
+  world.prompts([{'prompt': 'Hello'}, {'turns': ['one', 'two'], **own}])
+  world.run()
+  numbers = [batch.request_number('1', turn) for turn in (0, 1)]
+  assert [world.each[x] for x in numbers] == [completion.Settings(**own)] * 2
+  assert world.each[0] == world.wanted
+  guesses = {x.number: x.prediction for x in world.asked}
+  assert guesses[0] == () and guesses[numbers[1]] == [*b'ab']
+  # An answer that was asked for otherwise is no answer to this.
+  for change in (dict(seed=8), dict(stop=['y'])):
+    world.prompts(
+      [{'prompt': 'Hello'}, {'turns': ['one', 'two'], **own | change}]
+    )
+    with pytest.raises(ValueError, match='was answered with another prompt'):
+      world.run()
 
 
 def test_request_numbers():
@@ -179,12 +203,12 @@ def test_what_changes_answers_is_refused(world, change):
 def test_logits_that_are_not_finite_end_one_row_only(world):
   """Once the batch was lost, and a rerun stopped there again."""
 
-  def broken(items):
+  def broken(items, each):
     bad = completion.Completion('', [], 'non-finite', [], METRICS)
     asked = batch.request_number('a/b', 0)
     return [
       bad if item.number == asked else x
-      for item, x in zip(items, reply(items), strict=True)
+      for item, x in zip(items, reply(items, each), strict=True)
     ]
 
   world.ask = broken
@@ -208,8 +232,8 @@ def test_no_room_for_a_later_turn(tmp_path):
 def test_an_answer_is_in_the_file_as_soon_as_it_ends(world):
   """Whoever stops the run has the answers that had ended."""
 
-  def interrupted(items):
-    yield from reply(items)[:2]
+  def interrupted(items, each):
+    yield from reply(items, each)[:2]
     assert {*world.lines()} == {'0'}  # 'a/b' has more turns
     raise KeyboardInterrupt
 
@@ -223,6 +247,13 @@ def test_refusals_before_any_work(world, tmp_path):
     ({'tokens': [1, 258]}, "in.jsonl: prompt 'x': token id 258 is outside"),
     ({'prompt': 'a' * 128}, "in.jsonl: prompt 'x': the prompt has 1"),
     ({'turns': ['a', 'b']}, "'x': later turns need bench.chat=True"),
+    ({'prompt': 'a', 'top_p': 2}, "in.jsonl: prompt 'x': top_p=2: must be"),
+    (
+      {'prompt': 'a', 'stop_ids': [258]},
+      "prompt 'x': stop_ids: 258 is outside",
+    ),
+    ({'prompt': 'a', 'max_new_tokens': 999}, "'x': the prompt has 1"),
+    ({'prompt': 'a', 'min_p': 0.1}, 'in.jsonl:2: unknown key "min_p"'),
   ):
     world.chat = 'turns' not in row
     world.prompts([{'prompt': 'a'}, {'id': 'x'} | row])
