@@ -385,15 +385,16 @@ def test_sources_belong_to_their_requests(x64):
 
 @pytest.mark.more
 def test_a_mesh_has_parts_of_whole_rows(x64):
-  """And a refill compiles no other loop."""
+  """With a draft model on it too; and a refill compiles no other loop."""
   sizes = dict(heads=4, kv_heads=2, head_dim=4, mlp=16, vocab=V + 3, depth=1)
   config = fakes.tiny(**sizes)
   layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
   found = []
   for over in (layout, None):
     model = lm.make(config, constrain=over and over.constrain)
-    weights = types.Weights(lm.init(config, 0, over and over.put))
-    loop = decode.Loop(model, *base.PLAIN[1::-1])
+    both = (lm.init(config, seed, over and over.put) for seed in range(2))
+    weights, drafter = types.Weights(*both), lm_drafter.make(model, gamma=2)
+    loop = decode.Loop(model, drafter, reject.RULE)
     held = pool.Pool(loop, weights, over, rows=3, length=L, stops=2)
     found.append(drain(held, range(N)))
     if over:
@@ -406,4 +407,5 @@ def test_a_mesh_has_parts_of_whole_rows(x64):
       assert advance._cache_size() == before
   over, alone = found
   assert over.keys() == alone.keys()
+  assert any(x.info.accepted_BK.any() for x in over.values())
   assert all(x[:3] == alone[i][:3] for i, x in over.items())
