@@ -133,3 +133,8 @@ def run(
       return await asyncio.gather(*map(one, found))
 
   return asyncio.run(every())
+
+
+def keeps_up(cells: Sequence[Mapping[str, Any]]) -> bool:
+  """Whether speculation is nowhere below 0.95 of plain decoding."""
+  return all(cell['ratio']['value'] >= 0.95 for cell in cells)

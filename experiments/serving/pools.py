@@ -1,6 +1,6 @@
 """A pool of rows beside batches that wait for their longest row.
 
-python experiments/serving/pools.py [--config=FILE] [--repeats=6]
+bash experiments/serving/run.sh pools [--config=FILE] [--repeats=6]
 """
 
 import collections
@@ -158,7 +158,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
     return
   files.write(folder / 'pools.json', printing.compact(doc))
   if folder.resolve() == HERE.resolve() / 'results':
-    page.fill(HERE, text, 'pool')
+    page.fill(HERE, text, 'pools')
 
 
 if __name__ == '__main__':

@@ -18,6 +18,12 @@ def test_a_tenth_is_malformed_and_a_quarter_cancelled():
   assert {x.body['max_tokens'] for x in asks} <= {*range(2, 17)}
 
 
+def test_speculation_keeps_up_where_no_cell_is_much_slower():
+  cells = lambda *values: [{'ratio': {'value': x}} for x in values]
+  assert clients.keeps_up(cells(1.0, 0.95))
+  assert not clients.keeps_up(cells(1.0, 0.949))
+
+
 @pytest.mark.slow
 def test_a_small_load_test(tmp_path):
   done = programs.run(
