@@ -86,8 +86,9 @@ def test_goes_on_to_the_same_lines_and_shows_a_page(folder):
 
 
 def test_a_lossy_rule_is_called_lossy(tmp_path):
-  write(tmp_path, ROWS[:1])
+  write(tmp_path, [ROWS[0] | dict(max_new_tokens=3)])  # its own setting
   done = generate(tmp_path, '--config.decode.rule=lenient:0.5').check()
+  assert done.document['tokens'] == 3
   assert 'The rule lenient:0.5 is LOSSY' in done.out
   assert not done.document['lossless']
 
