@@ -129,13 +129,16 @@ def test_one_compilation_for_all_requests_of_a_bucket(table):
   before = generate._cache_size()
   for changes in (
     dict(temperature=0.3, top_k=5, top_p=0.4, seed=9),
-    dict(temperature=0.0, new=3),
+    dict(temperature=0.0, new=3, mixed=True),
     dict(stop_ids=[4], request=np.arange(B) + 100),
   ):
     generate(weights, request(**changes))
   assert generate._cache_size() == before
   generate(weights, request(length=48))
   assert generate._cache_size() == before + 1
+  for seed in range(2):  # greedy ones have a smaller program
+    generate(weights, request(temperature=0.0, seed=seed))
+  assert generate._cache_size() == before + 2
 
 
 @pytest.mark.more
