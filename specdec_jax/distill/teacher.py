@@ -165,7 +165,7 @@ def _facts(target, how, taps) -> dict[str, Any]:
   """All that the answers depend on, besides the prompts, as JSON."""
   facts = {
     'teacher': target.digest,
-    'dtype': target.dtype,
+    'dtype': target.arithmetic,
     'length': how.length,
     'temperatures': list(how.temperatures),
     'seed': how.seed,

@@ -147,7 +147,7 @@ class Itself:
   """
 
   @dataclasses.dataclass(frozen=True)
-  class Settings(method.Stopping):
+  class Settings(method.Stopping, method.Rows):
     dtype: str = fields.setting(
       'int4', allowed=weights_lib.INTEGERS, help='as target.dtype'
     )
@@ -165,8 +165,8 @@ class Itself:
         activations of another dtype.
     """
     del chunk
-    dtype = settings.dtype
-    copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
+    how = settings.dtype, settings.kernels
+    copy = target.once(('self', *how), lambda: _rounded(target, *how))
     drafter = make_whole(
       copy.model, gamma=gamma, min_confidence=settings.min_confidence
     )
@@ -179,7 +179,9 @@ class Itself:
     return make_whole(world.target, gamma=gamma), own
 
 
-def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
+def _rounded(
+  target: load.LanguageModel, dtype: str, kernels: str
+) -> load.LanguageModel:
   """A copy whose decoder can share the target's cache; it has no encoder."""
   own, source = target.config, target.source
   opened = target.drafts.get(('opened', source)) or sources.open_source(source)
@@ -195,7 +197,7 @@ def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
       f'{given} computes in {computed}, which the cache of a target in '
       f"{own.activations} does not hold; load that with dtype='{computed}'"
     )
-  copy = lm.load_beside(target, opened, dtype)
+  copy = method.load_beside(target, opened, dtype, kernels)
   assert copy.config.run == own.run, (copy.config.run, own.run)
   params = {name: x for name, x in copy.params.items() if name != 'encoder'}
   return dataclasses.replace(copy, params=params)

@@ -13,14 +13,13 @@ from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import branch, draft_file, method
 from specdec_jax.io import load
-from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import convert
 
 SECTION = 'draft'
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Branching):
+class Settings(method.Branching, method.Rows):
   source: str | os.PathLike | load.LanguageModel = fields.setting(
     '', needed='a model, such as hf:org/name'
   )
@@ -34,10 +33,11 @@ class Settings(method.Branching):
   def __post_init__(self):
     super().__post_init__()
     loaded = isinstance(self.source, load.LanguageModel)
-    if loaded and (self.dtype, self.tensor_parallel) != ('float32', 0):
+    given = self.dtype, self.tensor_parallel, self.kernels
+    if loaded and given != ('float32', 0, 'auto'):
       raise ValueError(
-        f'dtype, tensor_parallel: {self.source} is loaded; give them to '
-        'specdec_jax.load'
+        f'dtype, tensor_parallel, kernels: {self.source} is loaded; give them '
+        'to specdec_jax.load'
       )
 
 
@@ -56,13 +56,7 @@ def for_target(
   draft = _draft(target, settings)
   if draft.context < target.context:
     _say_shorter(draft.label, draft.context, target.label, target.context)
-  has = lambda model: 'has no encoder' if model.start is None else 'has one'
-  if has(target) != has(draft):
-    raise ValueError(
-      f'target {target.label} {has(target)} and draft {draft.label} '
-      f'{has(draft)}; an encoder: both need one, or neither'
-    )
-  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
+  method.check_pair(target, draft)
   q, params = draft.draft_model(target), draft.as_draft[1]
   levels = branch.levels_of(settings.tree)
   if levels and q.compact is None:
@@ -92,24 +86,13 @@ def _draft(
     return source
   if not is_model(source):
     return draft_file.layers_for(source, target)
-  key = source, settings.dtype, settings.tensor_parallel
-  opened = target.drafts.get(('opened', source), source)
-  return target.once(key, lambda: load_beside(target, opened, *key[1:]))
+  key = source, settings.dtype, settings.kernels, settings.tensor_parallel
 
+  def loaded() -> load.LanguageModel:
+    opened = method.open_source(target, source)
+    return method.load_beside(target, opened, *key[1:])
 
-def load_beside(
-  target: load.LanguageModel, source: Any, dtype: str, tensor_parallel: int = 0
-) -> load.LanguageModel:
-  """Loads a draft that runs as its target does: on its mesh, by its kernels."""
-  own = target.lm_config
-  return load.load(
-    source,
-    dtype=dtype,
-    mesh=target.layout and target.layout.mesh,
-    tensor_parallel=tensor_parallel,
-    scan_layers=own and own.run.scan_layers,
-    kernels='auto' if own is None or own.run.packed else 'xla',
-  )
+  return target.once(key, loaded)
 
 
 @functools.cache  # once, not for each gamma

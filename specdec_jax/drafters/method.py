@@ -15,11 +15,14 @@ that one prefill pass reads.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from specdec_jax import fields, sharding, types
 from specdec_jax.drafters import branch
+from specdec_jax.io import load, sources
+from specdec_jax.io import tokenizer as tokenizer_lib
 
 
 class Method(NamedTuple):
@@ -80,8 +83,76 @@ class Branching(Stopping):
       raise ValueError('tree: takes no min_confidence; leave one of them out')
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows(fields.Checked):
+  """Settings of a drafter that is a model, whose matrices may be codes."""
+
+  kernels: str = fields.setting(
+    'auto',
+    allowed=('auto', 'int8'),
+    help="int8: coarser rows for matrices that are codes, on the target's CPU",
+  )
+
+
 def whole(target: Any) -> sharding.Layout | None:
   """The layout of a draft that every device of a target's mesh has whole."""
   return target.layout and sharding.lay_out(
     target.layout.mesh, target.config, tensor_parallel=1
+  )
+
+
+# --- a draft model beside its target ------------------------------------------
+
+
+def check_pair(target: Any, draft: Any) -> None:
+  """Raises ValueError for other tokenizers, or if only one has an encoder.
+
+  target, draft: load.LanguageModel, or sources.Source, which is not read yet.
+  """
+  has = lambda model: 'has no encoder' if model.start is None else 'has one'
+  if has(target) != has(draft):
+    raise ValueError(
+      f'target {target.label} {has(target)} and draft {draft.label} '
+      f'{has(draft)}; an encoder: both need one, or neither'
+    )
+  tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
+
+
+def open_source(target: load.LanguageModel, source: str | os.PathLike) -> Any:
+  """The source of a draft, open and checked; of one's own as it is."""
+  text = os.fspath(source)
+  if found := target.drafts.get(('opened', text)):  # checked by settings.load
+    return found
+  if sources.FUNCTION.fullmatch(text):
+    return source
+  opened = sources.open_source(text)
+  check_pair(target, opened)
+  return opened
+
+
+def load_beside(
+  target: load.LanguageModel,
+  source: Any,
+  dtype: str,
+  kernels: str,
+  tensor_parallel: int = 0,
+) -> load.LanguageModel:
+  """Loads a draft that runs as its target does: on its mesh, by its kernels.
+
+  dtype, kernels: of load.load; kernels as in Rows.
+  """
+  own = target.lm_config
+  runs = own is None or own.run.packed
+  if not runs and kernels != 'auto':
+    raise ValueError(
+      f'kernels={kernels!r} of a draft needs a target on the kernels of one '
+      "CPU; give kernels='auto'"
+    )
+  return load.load(
+    source,
+    dtype=dtype,
+    mesh=target.layout and target.layout.mesh,
+    tensor_parallel=tensor_parallel,
+    scan_layers=own and own.run.scan_layers,
+    kernels=kernels if runs else 'xla',
   )

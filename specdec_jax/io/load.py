@@ -31,6 +31,8 @@ class LanguageModel:
     model of the user's own, which has `own` instead.
   layout: how the parameters are split over a mesh; None is one device.
   draft_ids: the ids that it proposes as a draft; () is all.
+  codes: how its matrices are quantised, and rows for them, as in 'stored, int8
+    rows'; '' is not at all.
   hashed: computes `digest`.
   drafts: those that were fitted to it, which engines of every gamma share. Kept
     here, not in a module: they hold its arrays, and are freed with it.
@@ -44,6 +46,7 @@ class LanguageModel:
   own: types.Model | None = None
   layout: sharding.Layout | None = None
   draft_ids: tuple[int, ...] = ()
+  codes: str = ''
   hashed: Callable[[], str] = lambda: ''
   drafts: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
 
@@ -102,6 +105,11 @@ class LanguageModel:
   def digest(self) -> str:
     """SHA-256 of the weights; reads the files again, on first use."""
     return self.hashed()
+
+  @property
+  def arithmetic(self) -> str:
+    """What tells models of one digest apart: 'float32, stored, int8 rows'."""
+    return ', '.join(filter(None, (self.dtype, self.codes)))
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
     """What make() returned when this model was first asked for a key."""
@@ -179,41 +187,65 @@ def load(
   layout = mesh and sharding.lay_out(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )
-  put, alone = layout and layout.put, layout is None and not scan_layers
+  return _placed(opened, dtype, layout, scan_layers, kernels)
+
+
+def _placed(
+  opened: sources.Source, dtype: str, layout: Any, scan: bool, kernels: str
+) -> LanguageModel:
+  """Reads a model, as a pass reads it fastest."""
+  put, alone = layout and layout.put, layout is None and not scan
   kept: Collection[str] = ()
+  kind = dtype if dtype in weights.INTEGERS else ''
+  codes, again = kind, kind
   if dtype == convert.STORED:
     kept, dtype = _kept(opened, kernels, alone), 'float32'
-  kinds = rounded.KINDS.get(dtype, ())
+    codes = convert.STORED if kept else ''
+  elif dtype == 'bfloat16' and opened.kinds:
+    again = dtype
+  kinds = rounded.KINDS.get(kind, ())
   packs = alone and dtype != 'float64' and _ready(kernels, kinds)
-  if kind := dtype if dtype in weights.INTEGERS else '':
-    put = functools.partial(rounded.put, kind, layout)
+  if kind:
+    put, dtype = functools.partial(rounded.put, kind, layout), activations()
     if packs:
-      put = functools.partial(rounded.pack, source, kind)
-    dtype = activations()
-  model = read(opened, dtype=dtype, put=put, scan_layers=scan_layers, kept=kept)
-  narrow = kernels == 'int8'
-  return _finished(model, layout, kind, fuses=alone, packs=packs, narrow=narrow)
-
-
-def _finished(
-  model: LanguageModel, layout, kind: str, *, fuses, packs, narrow
-) -> LanguageModel:
-  """A model as a pass reads it fastest; a second rounding is in its name, as in
-  '1.5b (Q4_K, again int4)'."""
-  config, params, label = model.config, model.params, model.label
-  if fuses:
+      put = functools.partial(rounded.pack, opened.name, kind)
+      codes = ' and '.join(dict.fromkeys(kinds))  # not rounded as elsewhere
+  label = _again(opened.label, again) if again else opened.label
+  if narrow := kernels == 'int8':
+    _check_codes(opened, kind, kept, packs)
+    codes += ', int8 rows'
+    label = f'{label.removesuffix(")")}, int8 rows)'
+  model = read(opened, dtype=dtype, put=put, scan_layers=scan, kept=kept)
+  config, params = model.config, model.params
+  if alone:
     config, params = convert.fuse(config, params)
   if packs:
     config, params = convert.pack(config, params)
-  if kind:
-    again = label.replace('dequantised', f'again {kind}')
-    label = again if again != label else f'{label} ({kind})'
   if narrow:
-    params = convert.narrow(params, model.source)
-    label = f'{label.removesuffix(")")}, int8 rows)'
-  return dataclasses.replace(
-    model, label=label, lm_config=config, params=params, layout=layout
-  )
+    params = convert.narrow(params)
+  if kept:
+    label = label.replace('dequantised', 'stored')
+  changes = dict(label=label, layout=layout, codes=codes)
+  return dataclasses.replace(model, lm_config=config, params=params, **changes)
+
+
+def _again(label: str, dtype: str) -> str:
+  """'1.5b (Q4_K, again int4)': a second rounding is named; '135m (int4)'."""
+  again = label.replace('dequantised', f'again {dtype}')
+  return again if again != label else f'{label} ({dtype})'
+
+
+def _check_codes(
+  opened: sources.Source, kind: str, kept: Collection[str], packs: bool
+) -> None:
+  """Raises ValueError if the kernels will find no matrix of codes."""
+  shapes = lm.shapes(opened.config).items() if kind else ()
+  each = (rounded.packed_kind(kind, name, x.shape) for name, x in shapes)
+  if not (packs and (kept or any(each))):
+    raise ValueError(
+      f"{opened.name}: kernels='int8' is for matrices that are codes on one "
+      "CPU: dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+    )
 
 
 def activations() -> str:
@@ -244,7 +276,7 @@ def read(
   config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
   return LanguageModel(
     opened.name,
-    opened.label.replace('dequantised', 'stored') if kept else opened.label,
+    opened.label,
     opened.tokenizer,
     opened.fill(config, put, kept),
     lm_config=config,
@@ -259,16 +291,14 @@ def _kept(opened: sources.Source, kernels: str, alone: bool) -> frozenset[str]:
   alone: whether it is on one device, its layers one by one.
   """
   every = frozenset(opened.kinds.values())
-  if not (kept := every & blocks.KEPT.keys()):
-    have = ', '.join(sorted(every)) or 'none'
+  if not every:
     raise ValueError(
-      f"{opened.name}: dtype='stored' is for quantised models; give "
-      "dtype='float32'; allowed are matrices in "
-      f'{", ".join(blocks.GGUF)}, integers in groups of 32 inputs or a '
-      f'multiple, and nf4 in blocks of 64; quantised here are {have}'
+      f"{opened.name}: dtype='stored' is for quantised models, and this one is "
+      "not; give dtype='float32'"
     )
+  kept = every & blocks.KEPT.keys()
   kinds = [blocks.KEPT[stored].kind for stored in kept]
-  if not (alone and _ready(kernels, kinds)):
+  if kept and not (alone and _ready(kernels, kinds)):
     raise ValueError(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
       "compiler; give dtype='float32'"
@@ -335,7 +365,7 @@ def _made(source: str, dtype: str, mesh: Any, kernels: str) -> LanguageModel:
   """
   if mesh is not None:
     raise ValueError(f'{source}: a model of your own runs on one device')
-  codes = dtype in (convert.STORED, *weights.INTEGERS)
+  codes = dtype in convert.CODES
   if codes or kernels == 'int8':
     given = f'dtype={dtype!r}' if codes else f'kernels={kernels!r}'
     other = "dtype='float32'" if codes else "kernels='auto'"

@@ -52,6 +52,11 @@ class Source:
     """SHA-256 of the weights; reads the files, on first use."""
     return self.hashed()
 
+  @property
+  def start(self) -> int | None:
+    """As LanguageModel.start."""
+    return self.config.start
+
   @functools.cached_property
   def kinds(self) -> Mapping[str, str]:
     """How those of its parameters are stored that are quantised, by name."""

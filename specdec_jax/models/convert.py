@@ -20,7 +20,8 @@ from specdec_jax.models import lm, weights
 
 # The dtype float32, but quantised weights stay as their file has them.
 STORED = 'stored'
-DTYPES = (*model_config.ALLOWED['dtype'], STORED, *weights.INTEGERS)
+CODES = (STORED, *weights.INTEGERS)
+DTYPES = (*model_config.ALLOWED['dtype'], *CODES)
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 # Those whose parts do not share a panel.
@@ -61,19 +62,10 @@ def pack(config: model_config.LMConfig, params: types.Params):
   return config.running(packed=True), params
 
 
-def narrow(params: types.Params, source: str) -> types.Params:
-  """Packed parameters whose products with codes round rows to 8 bits, not 16.
-
-  Raises:
-    ValueError: there are no such matrices in the model of this source.
-  """
+def narrow(params: types.Params) -> types.Params:
+  """Packed parameters whose products with codes round rows to 8 bits."""
   is_one = lambda x: isinstance(x, weights.Quantised)
   one = lambda x: dataclasses.replace(x, bits=8) if is_one(x) else x
-  if not any(map(is_one, jax.tree.leaves(params, is_leaf=is_one))):
-    raise ValueError(
-      f"{source}: kernels='int8' is for matrices that are codes on one CPU: "
-      "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
-    )
   return jax.tree.map(one, params, is_leaf=is_one)
 
 

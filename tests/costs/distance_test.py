@@ -78,6 +78,19 @@ def test_a_model_is_not_off_itself(asked):
   assert other.total_variation > 0.1
 
 
+def test_a_reference_has_no_rows_of_int8_and_its_own_line(asked, capsys):
+  """Of floats; beside a quantised target of coarser rows."""
+  of = asked[0].settings
+  coarse = dataclasses.replace(of.target, dtype='int8', kernels='int8')
+  e = settings.load(dataclasses.replace(of, target=coarse))
+  capsys.readouterr()
+  found = settings.reference(e, 'float32')
+  assert capsys.readouterr().err.startswith('memory: reference ')
+  assert found.arithmetic == settings.reference(e, 'random:tiny').arithmetic
+  assert found.arithmetic == 'float32'
+  assert settings.reference(e, 'int4').arithmetic.endswith(', int8 rows')
+
+
 def test_what_cannot_be_compared_is_refused(asked):
   small = load.load('random:tiny')
   words = dataclasses.replace(small.tokenizer, eos_ids=(3,))

@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +14,11 @@ from specdec_jax.distill import distillation
 from specdec_jax.drafters import draft_file
 from specdec_jax.io import export, files
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import convert, lm
 from tests.distill import runs
+from tests.io import tiny
 
+Q4_1 = gguf.GGMLQuantizationType.Q4_1
 pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
@@ -223,3 +226,41 @@ def test_a_teacher_gives_its_layers_one_by_one(
   own = runs.LM | dict(layers=layers, size='' if layers else 'tiny')
   with pytest.raises(ValueError, match=f'asked for {scan}'):
     runs.run(tmp_path, student=own)
+
+
+@pytest.mark.parametrize(
+  'dtype, kernels, student',
+  [
+    ('stored', 'auto', {}),
+    pytest.param(
+      *('int4', 'int8', runs.LM | dict(size='', layers=(0,), share=True)),
+      marks=pytest.mark.more,
+    ),
+  ],
+)
+def test_a_quantised_teacher_answers_as_it_is_stored(
+  tmp_path, dtype, kernels, student
+):
+  """Training reads the same numbers in float32; the draft decodes beside it."""
+  tiny.needs_kernels()
+  c = tiny.config(width=64, head_dim=16, mlp=96)
+  path = str(tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Q4_1))
+  figures, lines = runs.run(
+    tmp_path,
+    teacher=dict(source=path, dtype=dtype, kernels=kernels),
+    student=student,
+    data=runs.DATA | runs.PROSE | dict(folder=str(tmp_path / 'answers')),
+  )
+  found = runs.losses(lines)
+  assert len(found) == 4 and np.isfinite(found).all()
+  target = build.load(path, dtype=dtype, kernels=kernels)
+  facts = files.read_json(tmp_path / 'answers/facts.json')
+  assert facts['dtype'] == target.arithmetic != 'float32'
+  plain = distillation.dequantised(target)
+  assert plain.dtype == plain.config.activations == 'float32'
+  for name, x in convert.plain(target.config, target.params)[1].items():
+    np.testing.assert_array_equal(lm.flatten(plain.params)[name], x)
+  draft, options = 'eagle', {'source': figures['draft']}
+  if student:
+    draft, options = 'lm', {'source': str(tmp_path / 'run/draft.safetensors')}
+  runs.assert_decodes_as_plain(draft, target, draft_options=options)

@@ -21,6 +21,15 @@ DFLASH = 'student.kind=dflash student.layers=(0,1) '
 # Of configs/distill.py.
 SETTINGS = [
   ('teacher.source=', 'teacher.source is empty: give a model'),
+  ('teacher.dtype=int2', "dtype='int2': allowed are float32, .* int4"),
+  (
+    'teacher.kernels=int8',
+    "kernels='int8': dtype='float32' has no codes; give",
+  ),
+  (
+    'teacher.dtype=stored student.dtype=bfloat16',
+    "dtype of its teacher, 'float32'",
+  ),
   ('student.kind=hydra', "student.kind='hydra': .* dflash, eagle, .* mtp"),
   ('student.kind=lm student.taps=()', 'nothing given for an lm'),
   (SIZE + 'student.layers=(0,)', 'size and layers given for an lm'),

@@ -81,7 +81,8 @@ def losses(lines) -> list[float]:
 
 
 def assert_decodes_as_plain(draft, target='random:tiny', **options) -> None:
-  target = build.load(target)
+  if isinstance(target, str):
+    target = build.load(target)
   of = lambda **more: (
     api.generate(target, ['some words'], max_new_tokens=8, **more)[0].tokens
   )

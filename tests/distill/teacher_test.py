@@ -65,6 +65,14 @@ def sourced(tmp_path_factory):
   return target, answer(target, folder, SOURCED, sources=16)
 
 
+def test_answers_of_other_numbers_are_told_apart(recorded, tmp_path):
+  """Of the same file: digest and dtype are those of float32."""
+  shutil.copytree(recorded[0], tmp_path / 'answers')
+  rounded = build.load('random:tiny', dtype='int8')
+  with pytest.raises(ValueError, match='holds answers with other dtype; name'):
+    answer(rounded, tmp_path / 'answers')
+
+
 def test_fewer_layers_of_answers_are_those_that_the_teacher_records(
   target, tmp_path, monkeypatch
 ):

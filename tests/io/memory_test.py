@@ -4,7 +4,8 @@ import gguf
 import pytest
 
 from configs import pair
-from specdec_jax import settings
+from specdec_jax import build, settings
+from specdec_jax.drafters import lm
 from specdec_jax.io import load, memory, sources
 from specdec_jax.models import work
 from tests.io import tiny
@@ -138,6 +139,21 @@ def test_each_file_is_opened_once(tmp_path, monkeypatch):
   made = [settings.engine(loaded, x, 1, measure=False) for x in ('lm', 'self')]
   assert opened == [c.target.source, c.draft.source]
   assert [x.draft.source for x in made] == opened[::-1]
+
+
+def test_a_draft_of_another_tokenizer_is_refused_before_it_is_read(
+  tmp_path, monkeypatch
+):
+  target = load.load(source('floats', tmp_path))
+  monkeypatch.setattr(load, 'read', None)
+  c = config(tmp_path, 'float32')
+  c.draft.source = 'random:tiny'
+  with pytest.raises(ValueError, match='have different tokenizers'):
+    settings.load(settings.settings(c))
+  with pytest.raises(ValueError, match='have different tokenizers'):
+    build.engine(target, lm.Settings('random:tiny'), gamma=1)
+  with pytest.raises(ValueError, match='an encoder: both need one'):
+    build.engine(target, lm.Settings('random:t5_tiny'), gamma=1)
 
 
 BOTH = 'target 0.6 MB (float32), draft 0.6 MB (float32), caches 0.0 MB; '

@@ -281,6 +281,8 @@ def test_a_draft_that_is_what_it_claims_is_never_refused(
 
   monkeypatch.setattr(readings, '_measured', refuses)
   make(load.load(source(seed), kernels='xla'), settings)
+  with pytest.raises(AssertionError, match='measured again'):
+    make(load.load(source(seed), dtype='int8', kernels='xla'), settings)
   for other in (1 - seed, seed):
     if other == seed:  # another draft
       saved(folder, KINDS[kind][0], less_one(trained(kind, seed)))

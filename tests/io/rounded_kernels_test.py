@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import specdec_jax
+from specdec_jax import build
+from specdec_jax.drafters import table
 from specdec_jax.io import export, load
 from specdec_jax.models import convert, lm, weights
 from tests.io import tiny
@@ -93,10 +95,16 @@ def test_logits_are_those_of_the_rounded_numbers(source):
 
 
 @pytest.mark.more
-def test_speculation_leaves_the_text_as_it_is(tmp_path, compile_in_less_time):
+@pytest.mark.parametrize('dtype', ['int8', 'stored'])
+def test_speculation_leaves_the_text_as_it_is(
+  tmp_path, compile_in_less_time, dtype
+):
   """Of rounded drafts, of the target's first layer, of one on its head."""
   path = SOURCES['tied'](tmp_path)
-  m = specdec_jax.load(path, dtype='int8')
+  if dtype == 'stored':
+    c = tiny.config(**SIZES)
+    path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q8_0)
+  m = specdec_jax.load(path, dtype=dtype)
   same = dict(max_new_tokens=16, temperature=0.0)
   texts = ['hello hello hello']
   plain = specdec_jax.generate(m, texts, **same)[0]
@@ -104,7 +112,7 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path, compile_in_less_time):
     'lookup': None,
     'lm': dict(source=str(path), dtype='int4'),
     'early_exit': dict(exit=1),
-    'self': {},
+    'self': dict(kernels='int8'),
     'eagle': dict(source='random:0'),
   }
   for draft, options in drafts.items():
@@ -112,6 +120,21 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path, compile_in_less_time):
       m, texts, draft=draft, draft_options=options, **same
     )[0]
     assert out.tokens == plain.tokens and len(out.tokens) == 16, draft
+
+
+def test_a_draft_has_rows_of_int8_if_asked(tmp_path):
+  """Beside a target of 16 bits, of which it may be a copy."""
+  path = str(SOURCES['tied'](tmp_path))
+  m, other = (specdec_jax.load(path, kernels=x) for x in ('auto', 'xla'))
+  for draft, more in ('lm', dict(source=path, dtype='int4')), ('self', {}):
+    make = lambda target, draft=draft, more=more: build.engine(
+      target, table.with_options(draft, more | dict(kernels='int8')), gamma=1
+    )
+    assert make(m).draft.label == 'a (int4, int8 rows)'
+    with pytest.raises(
+      ValueError, match="kernels='int8' of a draft needs a ta"
+    ):
+      make(other)
 
 
 @pytest.mark.more
@@ -126,7 +149,10 @@ def test_an_encoder_is_rounded_too(compile_in_less_time):
   a, b = (lm.flatten(plain(m)) for m in (few, all_))
   for key in a:
     np.testing.assert_allclose(a[key], b[key], atol=0.02 * np.abs(b[key]).max())
-  assert specdec_jax.generate(few, texts[0], **texts[1])[0].tokens
+  ask = lambda **more: specdec_jax.generate(few, texts[0], **texts[1], **more)
+  alone = ask()[0].tokens
+  drafted = ask(draft='lm', draft_options=dict(source='random:t5_tiny:1'))
+  assert alone and drafted[0].tokens == ask(draft='self')[0].tokens == alone
 
 
 def test_a_rounded_model_is_exported_in_floats(tmp_path):

@@ -128,6 +128,39 @@ def test_a_kind_without_a_kernel_is_named(tmp_path, caplog):
   )
 
 
+def test_without_a_kernel_for_any_all_is_dequantised(tmp_path, caplog):
+  """Said once, in one line; the name says so too."""
+  c = tiny.config('llama', **SIZES)
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.MXFP4)
+  plain = load.load(path)
+  with caplog.at_level('WARNING'):
+    found = load.load(path, dtype='stored')
+  assert len(caplog.messages) == 1
+  assert found.label == plain.label == 'a (MXFP4, dequantised)'
+  assert found.arithmetic == plain.arithmetic == 'float32'
+  tiny.check_equal(found.params, plain.params)
+
+
+def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
+  """Bfloat16 of codes is a second rounding, of floats none."""
+  c = tiny.config('llama', **SIZES | dict(depth=1))
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_1)
+  asked = (
+    ('float32', 'auto', 'dequantised', 'float32'),
+    ('bfloat16', 'auto', 'again bfloat16', 'bfloat16'),
+    ('stored', 'auto', 'stored', 'float32, stored'),
+    ('stored', 'int8', 'stored, int8 rows', 'float32, stored, int8 rows'),
+    ('int8', 'auto', 'again int8', 'float32, Q8_0'),
+    ('int4', 'auto', 'again int4', 'float32, Q4_1 and Q8_0'),
+    ('int4', 'xla', 'again int4', 'float32, int4'),  # other groups
+  )
+  for dtype, kernels, name, arithmetic in asked:
+    m = load.load(path, dtype=dtype, kernels=kernels)
+    assert (m.label, m.arithmetic) == (f'a (Q4_1, {name})', arithmetic)
+  floats = load.load('random:tiny', dtype='bfloat16')
+  assert floats.label == 'tiny (random weights)'
+
+
 def broken(name, x):
   raw = gguf.quantize(x, Kind.Q4_1)
   raw[0, 2:4] = 0, 0x7C  # an infinite minimum
@@ -149,28 +182,35 @@ def test_rows_of_int8_are_coarser_and_as_exact(tmp_path):
   np.testing.assert_array_equal(together, alone)
 
 
-def test_rows_of_int8_need_codes():
-  with pytest.raises(ValueError) as caught:
-    load.load('random:tiny', kernels='int8')
-  assert str(caught.value) == (
-    "random:tiny: kernels='int8' is for matrices that are codes on one CPU: "
-    "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
-  )
+def test_rows_of_int8_need_codes(tmp_path, monkeypatch):
+  """Which is known before any weight is read."""
+  c = tiny.config(**SIZES)
+  none = tiny.config(width=48, head_dim=20, mlp=80)  # no whole blocks
+  odd = tiny.write_folder(tmp_path / 'odd', none)
+  other = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.MXFP4)
+  monkeypatch.setattr(load, 'read', None)
+  for source, dtype in (
+    ('random:tiny', 'float32'),
+    (odd, 'int4'),
+    (other, 'stored'),
+  ):
+    with pytest.raises(ValueError) as caught:
+      load.load(source, dtype=dtype, kernels='int8')
+    assert str(caught.value) == (
+      f"{source}: kernels='int8' is for matrices that are codes on one CPU: "
+      "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+    )
   with pytest.raises(ValueError, match="='int8' is for models of a known arch"):
     load.load('tests.your_own_model_test:make', kernels='int8')
 
 
 FORM = (
-  "dtype='stored' is for quantised models; give dtype='float32'; allowed are "
-  'matrices in Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q4_K, Q5_K, Q6_K, Q3_K, '
-  'IQ4_NL, '
-  'integers in groups of 32 inputs or a multiple, and nf4 in blocks of 64; '
-  'quantised here are '
+  "dtype='stored' is for quantised models, and this one is not; give "
+  "dtype='float32'"
 )
 REFUSED = [
-  ('random:tiny', {}, f'random:tiny: {FORM}none'),
-  (None, {}, f'a.gguf: {FORM}none'),
-  (Kind.MXFP4, {}, f'a.gguf: {FORM}MXFP4'),
+  ('random:tiny', {}, f'random:tiny: {FORM}'),
+  (None, {}, f'a.gguf: {FORM}'),
   (
     *(Kind.Q4_0, dict(kernels='xla')),
     "a.gguf: dtype='stored' needs one CPU, kernels='auto' and a C compiler; "

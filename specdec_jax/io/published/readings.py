@@ -103,7 +103,8 @@ def find(
 
 
 def _kept(target, draft: str, questions, make) -> Result:
-  facts = json.dumps([target.digest, target.dtype, draft, questions, PROMPTS])
+  own = target.digest, target.arithmetic
+  facts = json.dumps([*own, draft, questions, PROMPTS])
   name = f'{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json'
   path = files.cache_folder() / 'readings' / name
   kept: Any = hosts.from_first(lambda: files.read_json(path, {}))
