@@ -171,11 +171,12 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
   target = dataclasses.replace(e.settings.target, **changes)
   if target.kernels == 'int8' and target.dtype not in convert.CODES:
     target = dataclasses.replace(target, kernels='auto')
-  found: Any = target.source
-  if not sources.FUNCTION.fullmatch(found):
-    found = e.target.drafts.get(('opened', found)) or sources.open_source(found)
-    _say(memory.check({'reference': memory.Model(found, target.dtype)}))
-  return _load(dataclasses.replace(e.settings, target=target), found)
+  s, found = dataclasses.replace(e.settings, target=target), target.source
+  if sources.FUNCTION.fullmatch(found):
+    return _load(s, found)
+  opened = e.target.drafts.get(('opened', found)) or sources.open_source(found)
+  _say(memory.check({'reference': _model(s, opened, target.dtype)}))
+  return _load(s, opened)
 
 
 def load(s: Settings) -> Setup:
@@ -195,14 +196,25 @@ def _load(s: Settings, found: sources.Source | str) -> build.LanguageModel:
   return build.load(
     found,
     dtype=s.target.dtype,
-    mesh=sharding.mesh_of(
-      sharding.data_axis(s.mesh.data, s.mesh.model, rows),
-      s.mesh.model,
-      s.drafters['lm'].tensor_parallel,
-    ),
+    mesh=_mesh(s, rows),
     scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
     kernels=s.target.kernels,
   )
+
+
+def _mesh(s: Settings, rows: int) -> Any:
+  return sharding.mesh_of(
+    sharding.data_axis(s.mesh.data, s.mesh.model, rows),
+    s.mesh.model,
+    s.drafters['lm'].tensor_parallel,
+  )
+
+
+def _model(s: Settings, *what: Any, cached: bool = True) -> memory.Model:
+  """A source that is open, in a dtype, as it will run with these settings."""
+  packs = s.target.scan_layers != 'yes' and s.target.kernels != 'xla'
+  packs &= _mesh(s, s.bench.batch_size) is None
+  return memory.Model(*what, cached=cached, packs=packs)
 
 
 def _room(s: Settings) -> dict[str, sources.Source]:
@@ -214,18 +226,19 @@ def _room(s: Settings) -> dict[str, sources.Source]:
   """
   opened = {s.target.source: sources.open_source(s.target.source)}
   target, draft = opened[s.target.source], s.drafters['lm']
-  models = {'target': memory.Model(target, s.target.dtype)}
+  models = {'target': _model(s, target, s.target.dtype)}
   inner = [table.innermost(s.drafters.get(x)) for x in s.decode.methods]
   if draft in inner and lm.is_model(draft.source):
     source = str(draft.source)
     if not sources.FUNCTION.fullmatch(source):
       opened[source] = opened.get(source) or sources.open_source(source)
       method_lib.check_pair(target, opened[source])
-      models['draft'] = memory.Model(opened[source], draft.dtype)
+      models['draft'] = _model(s, opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
-    models['self'] = memory.Model(target, rounded.dtype, cached=False)
-  new = s.decode.max_new_tokens or target.config.context
-  _say(memory.check(models, s.bench.batch_size * new))
+    models['self'] = _model(s, target, rounded.dtype, cached=False)
+  new = s.decode.max_new_tokens
+  slots = new + s.bench.prompt_tokens if new else target.config.context
+  _say(memory.check(models, s.bench.batch_size * slots))
   return opened
 
 

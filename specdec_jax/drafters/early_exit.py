@@ -185,9 +185,9 @@ def _rounded(
   """A copy whose decoder can share the target's cache; it has no encoder."""
   own, source = target.config, target.source
   opened = target.drafts.get(('opened', source)) or sources.open_source(source)
-  step = memory.Model(opened, dtype).step_bytes()
+  copied = memory.Model(opened, dtype, packs=own.run.packed)
   given = f"draft='self': {target.label} rounded to {dtype}"
-  if (c := step / work.step_bytes(target.params)) > MOST:
+  if (c := copied.step_bytes() / work.step_bytes(target.params)) > MOST:
     raise ValueError(
       f'{given} would draft a token at c={c:.2f} of a plain step, by the bytes '
       f'that they read; at most {MOST} can pay: give a smaller draft'

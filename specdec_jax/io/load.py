@@ -181,9 +181,10 @@ def load(
   if not opened and sources.FUNCTION.fullmatch(source):
     return _made(source, dtype, mesh, kernels)
   opened = opened or sources.open_source(source)
-  memory.check({source: memory.Model(opened, dtype)})
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
+  packs = mesh is None and not scan_layers and kernels != 'xla'
+  memory.check({source: memory.Model(opened, dtype, packs=packs)})
   layout = mesh and sharding.lay_out(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )

@@ -29,11 +29,13 @@ class Model(NamedTuple):
   """A model that is about to be read, and its dtype (convert.DTYPES).
 
   cached: whether it has a cache of its own.
+  packs: whether the kernels of one CPU will read it, if this is one.
   """
 
   source: sources.Source
   dtype: str
   cached: bool = True
+  packs: bool = True
 
   def bytes(self) -> float:
     """Of its parameters."""
@@ -63,7 +65,8 @@ class Model(NamedTuple):
     order in which they are read."""
     shapes = lm.shapes(self.source.config)
     sizes = {name: math.prod(x.shape) for name, x in shapes.items()}
-    if self.dtype in weights.INTEGERS and jax.default_backend() != 'cpu':
+    packs = self.packs and jax.default_backend() == 'cpu'
+    if self.dtype in weights.INTEGERS and not packs:
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
     stays = self.dtype == convert.STORED

@@ -43,6 +43,22 @@ def test_a_model_takes_what_was_said(tmp_path, form, dtype):
   assert said.step_bytes() == pytest.approx(work.step_bytes(params), rel=0.01)
 
 
+@pytest.mark.parametrize('dtype', ['int8', 'int4'])
+def test_other_groups_are_counted_without_the_kernels(
+  tmp_path, dtype, monkeypatch
+):
+  """By what loads all of a benchmark, then by what loads a model."""
+  c, checked = config(tmp_path, dtype), []
+  check = lambda models, tokens=0: checked.extend(models.values()) or ''
+  monkeypatch.setattr(memory, 'check', check)
+  c.target.kernels, c.decode.methods = 'xla', ('lookup',)
+  params = settings.load(settings.settings(c)).target.params
+  assert len(checked) == 2
+  for said in checked:
+    assert said.bytes() == pytest.approx(work.tree_bytes(params), rel=0.01)
+    assert said.step_bytes() == pytest.approx(work.step_bytes(params), rel=0.01)
+
+
 def test_only_what_is_rounded_takes_more_until_it_has_its_place(tmp_path):
   """Embedding and head come first; then all float32 is less than what is held
   in the end."""
@@ -106,7 +122,7 @@ def config(folder, dtype: str):
   c.target.source, c.draft.source = (
     source(form, folder) for form in ('quantised', 'floats')
   )
-  c.target.dtype = dtype
+  c.target.dtype, c.bench.prompt_tokens = dtype, 0
   return c
 
 
@@ -116,7 +132,8 @@ def test_a_draft_in_the_targets_cache_has_no_other(tmp_path, capsys):
   for method in 'lm', 'self':
     c = config(tmp_path, 'float32')
     c.draft.source, c.draft.dtype = c.target.source, 'int4'
-    c.decode.methods, c.decode.max_new_tokens = (method,), 1000
+    c.decode.methods, c.decode.max_new_tokens = (method,), 900
+    c.bench.prompt_tokens = 100
     settings.load(settings.settings(c))
     line, _, free = capsys.readouterr().err.splitlines()[0].rpartition('; ')
     assert free.endswith(' GB of memory are free')
