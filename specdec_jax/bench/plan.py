@@ -273,6 +273,7 @@ def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
     judged_prompts=len(plan.test),
     other_prompts=len(plan.calibration),
     not_judged=tuple(x for x in known if x not in tested),
+    codes=engine.target.codes,
   )
 
 

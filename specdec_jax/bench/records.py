@@ -24,6 +24,7 @@ class Setting(NamedTuple):
   buffer: token slots of a row.
   judged_prompts, other_prompts: test prompts, calibration prompts.
   not_judged: categories whose prompts are all calibration prompts.
+  codes: how the target's matrices are quantised; '' is not at all.
   """
 
   target: str
@@ -40,6 +41,7 @@ class Setting(NamedTuple):
   judged_prompts: int
   other_prompts: int
   not_judged: tuple[str, ...]
+  codes: str = ''
 
 
 class Ceiling(NamedTuple):

@@ -69,6 +69,11 @@ def sentences(doc: records.Document) -> list[str]:
     out.append(_by_batch(drafter, doc.crossover))
   if doc.distance:
     out.append(of_distance(doc.distance))
+  elif codes := doc.setting.codes:
+    out.append(
+      f'The target is exact as it is stored ({codes}): --reference=float32 '
+      'measures how far that is from the same file in float32.'
+    )
   if not sound(doc):
     changes = ['  Nothing before the bug or the failure is found.']
   return [*out, 'What to change:', *changes]

@@ -14,7 +14,7 @@ WON, LOST, OPEN = gain(1.5, 1.4, 1.6), gain(0.8, 0.78, 0.83), gain(1, 0.9, 1.1)
 LESS = gain(1.2, 1.1, 1.3)
 AUDIT = records.Audit('tokens', 9, (), (records.Finding('tie'),))
 BUG = records.Audit('tokens', 9, (), (records.Finding('BUG'),))
-WHAT = {'lossless': True, 'judged_prompts': 14, 'batch_size': 1}
+WHAT = {'lossless': True, 'judged_prompts': 14, 'batch_size': 1, 'codes': ''}
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
@@ -216,6 +216,11 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       document([row('lm', WON)], left_out={'lm g=1': '0.80x to 0.90x'}),
       ['to test the others on more prompts: lm g=1 (0.80x to 0.90x).'],
       'Cut to fit',
+    ),
+    (
+      document([row('lm', WON)], setting={'codes': 'stored, int8 rows'}),
+      ['exact as it is stored (stored, int8 rows): --reference=float32'],
+      'off by',
     ),
     (
       document([row('autoregressive', gain(1.0), gamma=0)]),
