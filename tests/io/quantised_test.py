@@ -498,6 +498,13 @@ def test_groups_of_one_size_and_true_zeros():
       dict(quant_method='compressed-tensors', format='nvfp4-pack-quantized'),
       "format='nvfp4-pack-quantized' of compressed-tensors is not supported",
     ),
+    (
+      dict(
+        quant_method='compressed-tensors',
+        transform_config={'config_groups': {'R1': {'type': 'hadamard'}}},
+      ),
+      'transform_config=.* of compressed-tensors is not supported',
+    ),
     (dict(bits=7, group_size=64), 'bits=7 of mlx is not supported; allowed: 2'),
     (dict(bits=4, mode='mxfp4'), "mode='mxfp4' of mlx is not supported"),
     ({}, 'bits=None of mlx'),

@@ -36,6 +36,8 @@ _METHODS: dict[str, dict[str, tuple]] = {
       *('pack-quantized', 'int-quantized', 'float-quantized'),
       *('naive-quantized', 'mixed-precision', 'dense', None),
     ),
+    # Rotations, of activations too, which are not applied.
+    'transform_config': ({}, None),
   },
   'fp8': {},
   'bitsandbytes': {},
