@@ -302,11 +302,6 @@ def broken(packed: np.ndarray, kind: str) -> int:
   return int(count)
 
 
-def linear(x: Array, packed: Array, kind: str, columns: int, **more) -> Array:
-  """The result of `shared` alone."""
-  return shared(x, packed, kind, columns, **more)[0]
-
-
 def shared(
   x: Array,
   packed: Array,

@@ -26,6 +26,10 @@ PATHS = [
 NEEDS = {16: {'avx512f', 'avx512bw'}, 8: {'avx2', 'fma'}}
 
 
+def linear(*args, **named):
+  return quantised.shared(*args, **named)[0]
+
+
 def blocks(kind: str, K: int, N: int, seed: int = 0) -> np.ndarray:
   """Random columns as in a file, with scales of both signs."""
   depth, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
@@ -95,7 +99,7 @@ def test_values_are_those_of_the_gguf_package_to_the_bit(stored):
 
 
 def load(kind: str, lanes: int = 0, vnni: bool = True) -> str:
-  """The kind's name in `linear`."""
+  """The kind's name in `shared`."""
   one = library.quantised(kind, lanes)
   if not vnni:
     name = f'{one.name}_pairs'
@@ -139,13 +143,13 @@ def test_every_path_has_the_same_bits_at_every_row_count(
   packed, w = jnp.asarray(packed), w.astype(np.float64)
   x = np.array(normal(2, max(ROWS), K))
   x[3, 32:64], x[4] = 0, x[4] * 1e-3
-  product = jax.jit(lambda x: quantised.linear(x, packed, own, N, bits=bits))
+  product = jax.jit(lambda x: linear(x, packed, own, N, bits=bits))
   alone = np.concatenate([product(x[i : i + 1]) for i in range(len(x))])
   error = np.abs(alone - x.astype(np.float64) @ w)
   assert np.all(error <= bound(kind, x, w, bits))
   for rows in ROWS:
     np.testing.assert_array_equal(product(x[:rows]), alone[:rows])
-  best = quantised.linear(jnp.asarray(x), packed, kind, N, bits=bits)
+  best = linear(jnp.asarray(x), packed, kind, N, bits=bits)
   np.testing.assert_array_equal(best, alone)
 
 
@@ -169,7 +173,7 @@ def test_rows_are_rounded_once_for_matrices_of_several_kinds(bits):
   for count in (1, 5, 13):
     x, norm = normal(0, count, 256), calls.Norm('rms', scale, None, 1.0)
     own = dict(columns=40, norm=norm, bits=bits)
-    alone = [quantised.linear(x, each[k], k, **own) for k in kinds]
+    alone = [linear(x, each[k], k, **own) for k in kinds]
     _, rows = quantised.shared(x, each['Q4_0'], 'Q4_0', **own)
     for kind, wanted in zip(kinds, alone, strict=True):
       y, none = quantised.shared(0 * x, each[kind], kind, rows=rows, **own)
@@ -183,9 +187,9 @@ def test_a_matrix_of_mixed_rows_is_multiplied_in_their_order():
   packed, _, _ = matrix('Q4_1', 128, 70)
   packed, x = jnp.asarray(packed), normal(0, 13, 128)
   order = jnp.asarray(np.random.default_rng(1).permutation(128), jnp.int32)
-  wanted = quantised.linear(x[:, order], packed, 'Q4_1', 70)
+  wanted = linear(x[:, order], packed, 'Q4_1', 70)
   for rows in (1, 5, 13):
-    found = quantised.linear(x[:rows], packed, 'Q4_1', 70, order=order)
+    found = linear(x[:rows], packed, 'Q4_1', 70, order=order)
     np.testing.assert_array_equal(found, wanted[:rows])
 
 
@@ -212,7 +216,7 @@ def test_what_surrounds_a_product(norm, gated):
   )
   x, order = 3 * normal(0, 2, 3, K), np.random.default_rng(6).permutation(K)
   own = dict(bias=calls.pad(bias, parts, quantised.WIDE), **around)
-  found = quantised.linear(
+  found = linear(
     x, packed, 'Q4_1', N, order=jnp.asarray(order, jnp.int32), **own
   )
   kernel = kernel[jnp.argsort(jnp.asarray(order))]
@@ -228,9 +232,9 @@ def test_a_number_that_is_none_stays_none():
   load('Q8_0')
   packed = jnp.asarray(gguf_blocks.pack(blocks('Q8_0', 64, 32), 'Q8_0'))
   x = np.array(normal(0, 3, 64))
-  clean = quantised.linear(jnp.asarray(x), packed, 'Q8_0', 32)
+  clean = linear(jnp.asarray(x), packed, 'Q8_0', 32)
   x[1, 40] = np.nan
   with jax.debug_nans(False):
-    y = np.asarray(quantised.linear(jnp.asarray(x), packed, 'Q8_0', 32))
+    y = np.asarray(linear(jnp.asarray(x), packed, 'Q8_0', 32))
   assert np.all(np.isnan(y[1]))
   np.testing.assert_array_equal(y[[0, 2]], clean[jnp.asarray([0, 2])])
