@@ -20,8 +20,8 @@ class Execution:
     Of an EAGLE draft: each layer has a cache as such a stack has.
   fused: one matmul for q, k and v and one for gate and up, which is faster for
     small matrices; for models on one device that are not scanned.
-  packed: matrices lie in weights.Panels, for specdec_jax.kernels on a CPU;
-    everything else is float32. Of fused models.
+  packed: matrices lie in weights.Panels, Quantised or Beside, for
+    specdec_jax.kernels on a CPU; everything else is float32. Of fused models.
   """
 
   scan_layers: bool = False

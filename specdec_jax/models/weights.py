@@ -51,7 +51,7 @@ class Matrix(Protocol):
     ...
 
   def take(self, ids_R: Array) -> Any:
-    """The matrix of these columns alone, stored as this one."""
+    """The matrix of these columns alone, for the same kernels."""
     ...
 
   def dense(self) -> Array:
