@@ -1,7 +1,7 @@
 """Reads Flan-T5-small from the two int8 ONNX files of a title writer.
 
 The graphs are not run. Their kernels are named by number, in order of use; they
-are given the names of Hugging Face's T5 here.
+are given the names of Hugging Face's T5 here. Each matrix has one scale.
 """
 
 import pathlib
@@ -10,6 +10,9 @@ import re
 import numpy as np
 
 from specdec_jax.io import names
+from specdec_jax.io.arrays.stored import Stored
+from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import reader as quantised
 from specdec_jax.models import config as model_config
 
 # Modules with a kernel, in order of use, of a layer of each file.
@@ -21,6 +24,7 @@ _LAYER = {
 }
 _NUMBERED = re.compile(r'onnx::MatMul_(\d+)')
 _PREFIXES = {'enc.': 'encoder.', 'm.': ''}  # theirs -> Hugging Face's
+_Array = np.ndarray | form.Form
 
 
 def open_pair(
@@ -28,20 +32,25 @@ def open_pair(
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
   """(settings, weights, paths) of decoder.onnx and encoder.onnx beside it."""
   config = model_config.sized('t5_small')
-  stored: dict[str, np.ndarray] = {}
+  plans: dict[str, module.Plan] = {}
+  plain: dict[str, Stored] = {}
   paths = {part: decoder.with_name(f'{part}.onnx') for part in _LAYER}
   for part, order in _LAYER.items():
     path = paths[part]
     arrays = _arrays(path)
     stack = config if part == 'decoder' else config.encoder
     assert stack is not None
-    stored |= _named(path, arrays, part, order, stack.depth)
-  shapes = {name: x.shape for name, x in stored.items()}
-  reader = names.Reader(source, names.HF_T5_GATED, shapes, stored.__getitem__)
+    for name, x in _named(path, arrays, part, order, stack.depth).items():
+      if isinstance(x, form.Form):
+        (O, I), read = x.codes.shape, lambda x=x: x
+        plans[name] = module.Plan('int8', (O, I), (), read, 8, I)
+      else:
+        plain[name] = Stored('F32', x.shape, lambda x=x: x)
+  reader = quantised.opened(source, names.HF_T5_GATED, plans, plain)
   return config, reader, list(paths.values())
 
 
-def _named(path, arrays, part: str, order, depth: int) -> dict[str, np.ndarray]:
+def _named(path, arrays, part: str, order, depth: int) -> dict[str, _Array]:
   """The arrays of a file by Hugging Face's names, kernels as [out, in]."""
   start = 'encoder/' if part == 'encoder' else ''
   wanted = [
@@ -57,11 +66,19 @@ def _named(path, arrays, part: str, order, depth: int) -> dict[str, np.ndarray]:
   whole = lambda name: re.sub(r'^(enc|m)\.', lambda m: _PREFIXES[m[0]], name)
   theirs = map(names.HF_T5_GATED.stored, wanted)
   named = {whole(name): x for name, x in arrays.items()}
-  return named | {n: x.T for n, x in zip(theirs, kernels, strict=True)}
+  turned = map(_turned, kernels)
+  return named | dict(zip(theirs, turned, strict=True))
 
 
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The floating-point arrays of a file, dequantised, by their names."""
+def _turned(x: _Array) -> _Array:
+  """The transpose of a matrix."""
+  if isinstance(x, form.Form):
+    return x._replace(codes=x.codes.T, block=x.block[::-1])
+  return x.T
+
+
+def _arrays(path: pathlib.Path) -> dict[str, _Array]:
+  """The floating-point arrays of a file, and matrices of codes, by name."""
   try:
     import onnx
     from onnx import numpy_helper
@@ -77,7 +94,8 @@ def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
     stem = name.removesuffix('_quantized')
     if stem != name:
       scale, zero = raw[f'{stem}_scale'], raw[f'{stem}_zero_point']
-      out[stem] = (x.astype(np.float32) - zero.astype(np.float32)) * scale
+      each = scale.reshape(1, 1), x.shape, zero.reshape(1, 1)
+      out[stem] = form.Form(x, *each)
     elif x.dtype == np.float32 and x.ndim and not name.endswith('_scale'):
       out[name] = x
   return out

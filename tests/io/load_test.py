@@ -14,8 +14,9 @@ from specdec_jax.io import (
   sources,
   tokenizer,
 )
+from specdec_jax.io.gguf import blocks
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
+from specdec_jax.models import lm, weights
 from tests.io import tiny
 
 
@@ -114,6 +115,50 @@ def test_an_onnx_file_of_another_model_is_refused(tmp_path, kernels, message):
   with pytest.raises(ValueError, match=message):
     _, reader, _ = onnx_file.open_pair(tmp_path / 'decoder.onnx', 'a file')
     names.read(reader, config)
+
+
+def test_onnx_files_of_int8_are_kept_so(tmp_path, monkeypatch):
+  """Kernels are signed, [in, out]; the embedding is not, and has a zero."""
+  onnx = pytest.importorskip('onnx')
+  tiny.needs_kernels('U8_32', 'U8_64', 'U8_128')
+  config, rng = model_config.sized('t5_tiny'), np.random.default_rng(0)
+  monkeypatch.setattr(model_config, 'sized', lambda name: config)
+  parts, wanted = {'encoder': {}, 'decoder': {}}, {}
+  order = [f'{x}/{y}' for x in ('attn', 'cross_attn') for y in 'qkvo']
+  order += ['mlp/gate', 'mlp/up', 'mlp/down']
+  for name, x in lm.shapes(config).items():
+    part = 'encoder' if name.startswith('encoder/') else 'decoder'
+    stored = names.HF_T5_GATED.stored(name)
+    stored = stored.replace('encoder.', 'enc.') if part[0] == 'e' else stored
+    if name != 'head' and not name.endswith(('kernel', 'embed', 'relative')):
+      wanted[name] = parts[part][stored] = np.ones(x.shape, np.float32)
+      continue
+    zero, scale = np.int8(0), np.float32(rng.uniform(0.01, 0.02))
+    codes = rng.integers(-128, 128, x.shape, np.int8)
+    if name == 'head' or name.endswith('kernel'):
+      _, layer, *rest = [*name.removeprefix('encoder/').split('/'), '9', '']
+      use = order.index('/'.join(rest[:2])) if name != 'head' else 0
+      stored = f'onnx::MatMul_{int(layer)}{use:02}'
+    else:
+      codes, zero = codes.view(np.uint8) ^ 128, np.uint8(130)
+    wide = codes.astype(np.float32) - np.float32(zero)
+    wanted[name] = wide * scale
+    each = {'quantized': codes, 'scale': scale, 'zero_point': zero}
+    parts[part] |= {f'{stored}_{k}': np.asarray(y) for k, y in each.items()}
+  for part, arrays in parts.items():
+    made = [onnx.numpy_helper.from_array(x, k) for k, x in arrays.items()]
+    graph = onnx.helper.make_graph([], part, [], [], made)
+    onnx.save(onnx.helper.make_model(graph), str(tmp_path / f'{part}.onnx'))
+  _, reader, _ = onnx_file.open_pair(tmp_path / 'decoder.onnx', 'a file')
+  plain = lm.flatten(names.read(reader, config))
+  kept = lm.flatten(names.read(reader, config, kept=blocks.KEPT))
+  for name, x in wanted.items():
+    np.testing.assert_array_equal(plain[name], x, err_msg=name)
+    codes = name in ('head', 'embed') or name.endswith('kernel')
+    assert weights.is_stored(kept[name]) == codes, name
+    # A float32 scale rounds what it multiplies.
+    found = weights.of(kept[name]).dense() if codes else kept[name]
+    np.testing.assert_allclose(found, x, rtol=0, atol=2e-6, err_msg=name)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
