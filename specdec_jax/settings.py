@@ -8,7 +8,7 @@ from specdec_jax import build, fields, printing, sharding
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import lm, table
 from specdec_jax.drafters import method as method_lib
-from specdec_jax.io import memory, sources
+from specdec_jax.io import memory, sources, tokenizer
 from specdec_jax.kernels import library
 from specdec_jax.models import convert
 
@@ -175,6 +175,7 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
   if sources.FUNCTION.fullmatch(found):
     return _load(s, found)
   opened = e.target.drafts.get(('opened', found)) or sources.open_source(found)
+  tokenizer.check_same(e.target.tokenizer, opened.tokenizer)
   _say(memory.check({'reference': _model(s, opened, target.dtype)}))
   return _load(s, opened)
 

@@ -83,7 +83,7 @@ def _read(
   student: sections.Student, target: build.LanguageModel
 ) -> build.LanguageModel:
   """The model at student.source."""
-  draft = build.load(student.source, scan_layers=False, kernels='xla')
+  draft = sources.open_source(student.source)
   _check_encoder(f'student.source={student.source}', draft.config, target)
   tokenizer.check_same(target.tokenizer, draft.tokenizer)
   if len(draft.draft_ids) not in (0, student.vocabulary):
@@ -91,7 +91,7 @@ def _read(
       f'student.source={student.source}: proposes {len(draft.draft_ids)} ids; '
       'set student.vocabulary to these'
     )
-  return draft
+  return build.load(draft, scan_layers=False, kernels='xla')
 
 
 def _check_encoder(

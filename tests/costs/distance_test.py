@@ -13,6 +13,7 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import verdict
 from specdec_jax.costs import distance
 from specdec_jax.io import load
+from tests.io import tiny
 
 pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 PROMPTS = {'a': (5, 6, 7, 8, 9), 'b': (3, 1, 4, 1, 5, 9, 2, 6), 'c': (7, 7)}
@@ -91,7 +92,12 @@ def test_a_reference_has_no_rows_of_int8_and_its_own_line(asked, capsys):
   assert settings.reference(e, 'int4').arithmetic.endswith(', int8 rows')
 
 
-def test_what_cannot_be_compared_is_refused(asked):
+def test_what_cannot_be_compared_is_refused(asked, tmp_path, monkeypatch):
+  other = tiny.write_folder(tmp_path / 'a', tiny.config())
+  with monkeypatch.context() as patch:
+    patch.setattr(load, 'read', None)  # before any weight is read
+    with pytest.raises(ValueError, match='different tokenizers'):
+      settings.reference(asked[0], str(other))
   small = load.load('random:tiny')
   words = dataclasses.replace(small.tokenizer, eos_ids=(3,))
   with pytest.raises(ValueError, match='different tokenizers'):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, requests
+from specdec_jax import build, requests, sharding
 from specdec_jax.distill import distillation
 from specdec_jax.drafters import draft_file
 from specdec_jax.io import export, files
@@ -264,3 +264,16 @@ def test_a_quantised_teacher_answers_as_it_is_stored(
   if student:
     draft, options = 'lm', {'source': str(tmp_path / 'run/draft.safetensors')}
   runs.assert_decodes_as_plain(draft, target, draft_options=options)
+
+
+def test_a_quantised_teacher_on_a_mesh_is_dequantised_where_it_lies():
+  mesh = sharding.make_mesh(2, 2)
+  one, several = (
+    build.load('random:tiny', dtype='int8', mesh=x, kernels='xla')
+    for x in (None, mesh)
+  )
+  flat = lm.flatten(distillation.dequantised(one).params)
+  found = distillation.dequantised(several)
+  for name, x in lm.flatten(found.params).items():
+    np.testing.assert_array_equal(x, flat[name], err_msg=name)
+    assert x.sharding == found.layout.parameter(name, x.ndim)

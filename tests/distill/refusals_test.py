@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from specdec_jax import build
-from specdec_jax.io import export
+from specdec_jax.io import export, load
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import text
@@ -137,7 +137,11 @@ def test_what_does_not_fit_together(config, changes, why, tmp_path):
   assert not (tmp_path / 'run/metrics.jsonl').exists()
 
 
-def test_a_student_of_a_source_that_does_not_fit(tmp_path):
+def test_a_student_of_a_source_that_does_not_fit(tmp_path, monkeypatch):
+  """Its weights are read if its tokenizer is the teacher's."""
+  seen, read = [], load.read
+  note = lambda opened, **more: seen.append(opened.name) or read(opened, **more)
+  monkeypatch.setattr(load, 'read', note)
   corpus = text.Corpus('x', ('some words, then some more words',), '')
   other = text.train_tokenizer(corpus, 260, tmp_path / 'tokenizer')
   own, size = build.load('random:tiny').tokenizer, model_config.sized('tiny')
@@ -153,3 +157,5 @@ def test_a_student_of_a_source_that_does_not_fit(tmp_path):
     data = runs.PROSE | dict(completions='text') if config == 'eagle' else {}
     with pytest.raises(ValueError, match=why):
       runs.run(tmp_path, config, student=own_path, data=data)
+    assert (str(path) in seen) == ('context' in why)
+    seen.clear()
