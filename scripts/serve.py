@@ -42,7 +42,8 @@ def key() -> str:
 
 def run() -> bool:
   limits = app.Limits(key(), _SECONDS.value)
-  e = settings.load(settings.settings(batch.one_method(_CONFIG.value)))
+  s = settings.settings(batch.one_method(_CONFIG.value))
+  e = settings.load(s, tokens=_ROWS.value * _LENGTH.value)
   engine = settings.first(e, measure=False)
   options = dataclasses.replace(engine.options, logprobs=_LOGPROBS.value)
   engine = dataclasses.replace(engine, options=options)

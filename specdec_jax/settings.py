@@ -180,10 +180,13 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
   return _load(s, opened)
 
 
-def load(s: Settings) -> Setup:
-  """Loads the target; a draft is loaded when its engine is made."""
+def load(s: Settings, tokens: int = 0) -> Setup:
+  """Loads the target; a draft is loaded when its engine is made.
+
+  tokens: that caches are for, of all rows; 0: those of a batch of s.
+  """
   own = sources.FUNCTION.fullmatch(s.target.source)
-  opened = {} if own else _room(s)
+  opened = {} if own else _room(s, tokens)
   target = _load(s, opened.get(s.target.source, s.target.source))
   for source, found in opened.items():
     target.once(('opened', source), lambda found=found: found)
@@ -218,7 +221,7 @@ def _model(s: Settings, *what: Any, cached: bool = True) -> memory.Model:
   return memory.Model(*what, cached=cached, packs=packs)
 
 
-def _room(s: Settings) -> dict[str, sources.Source]:
+def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
   """Target and draft by their sources, not read yet; says what they will take
   of memory.
 
@@ -239,7 +242,7 @@ def _room(s: Settings) -> dict[str, sources.Source]:
     models['self'] = _model(s, target, rounded.dtype, cached=False)
   new = s.decode.max_new_tokens
   slots = new + s.bench.prompt_tokens if new else target.config.context
-  _say(memory.check(models, s.bench.batch_size * slots))
+  _say(memory.check(models, tokens or s.bench.batch_size * slots))
   return opened
 
 

@@ -134,6 +134,9 @@ def test_a_draft_in_the_targets_cache_has_no_other(tmp_path, capsys):
     c.draft.source, c.draft.dtype = c.target.source, 'int4'
     c.decode.methods, c.decode.max_new_tokens = (method,), 900
     c.bench.prompt_tokens = 100
+    # A server's rows are its own.
+    settings.load(settings.settings(c), tokens=4000)
+    assert f'caches {2 if method == "self" else 4}.' in capsys.readouterr().err
     settings.load(settings.settings(c))
     line, _, free = capsys.readouterr().err.splitlines()[0].rpartition('; ')
     assert free.endswith(' GB of memory are free')
