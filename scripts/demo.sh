@@ -10,14 +10,14 @@ export PYTHONUNBUFFERED=1
 
 cat <<'EOF'
 
-Now a benchmark of both drafts, and of the two in turn ("adaptive"), six
+Now a benchmark of both drafts, and of the two in turn ("adaptive"), four
 minutes: are they faster, and do they say the same? Prompts of seven kinds; some
 predict the speed of the others.
 
 EOF
 if [ -t 1 ]; then export FORCE_COLOR=1; fi  # The pipe below is no terminal.
 # Its last line is one JSON document, for programs.
-.venv/bin/python scripts/bench.py --config=configs/smollm2.py --minutes=6 |
+.venv/bin/python scripts/bench.py --config=configs/smollm2.py --minutes=4 |
   sed '$d'
 
 cat <<'EOF'

@@ -99,7 +99,7 @@ def promise(doc: dict[str, Any]) -> str:
 HEADLINES = {
   'demo': Headline(
     'SmolLM2-135M, greedy, 2 CPU cores (95 % interval)',
-    'scripts/bench.py --config=configs/smollm2.py --minutes=6',
+    'scripts/bench.py --config=configs/smollm2.py --minutes=4',
     speeds,
     'bash scripts/demo.sh',
   ),
