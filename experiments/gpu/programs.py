@@ -234,7 +234,7 @@ def drafting(m, draft: Any, s: Sizes, most: int, **sizes) -> Walk:
     jnp.int32(1),
     target=m.model,
     drafter=made.drafter,
-    coupled=False,
+    rule=reject.RULE,
   )
   return Walk(compiled(lowered), weights, asked)
 

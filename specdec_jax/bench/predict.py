@@ -141,7 +141,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
       target=engine.target.model,
       drafter=engine.drafter,
-      coupled=engine.rule.coupled,
+      rule=engine.rule,
     )
   found = overlap(
     engine.weights,

@@ -165,7 +165,7 @@ def _propose(
     jnp.int32(steps),
     target=engine.target.model,
     drafter=part.drafter,
-    coupled=engine.rule.coupled,
+    rule=engine.rule,
   )
   walk(1)
   steps = _windows(request)

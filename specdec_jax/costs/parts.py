@@ -97,7 +97,7 @@ def verify_along(
   return jnp.sum(state.tokens_BL) + jnp.sum(info.calls_B)
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'coupled'))
+@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'rule'))
 def propose_along(
   weights: types.Weights,
   request: decode.Request,
@@ -105,7 +105,7 @@ def propose_along(
   *,
   target: types.Model,
   drafter: types.Drafter,
-  coupled: bool,
+  rule: types.Rule,
 ):
   """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
 
@@ -116,7 +116,7 @@ def propose_along(
   Args:
     weights, request: of target and draft; prompts with the text after them,
       which ends at limit_B.
-    coupled: whether the rule couples the drafter's noise.
+    rule: whose noise the drafter has.
 
   Returns:
     (proposals_BL, check): the first token proposed for each index, -1 where
@@ -135,7 +135,7 @@ def propose_along(
   def body(i, carry):
     state, cache, proposals_BL, check = carry
     context = at(i)
-    noise = _noise(request, drafter, context.lengths_B, coupled)
+    noise = _noise(request, drafter, context.lengths_B, rule)
     draft, state, cache = drafter.propose(weights, state, context, noise, cache)
     outcome = _token(context.live_B, target.vocab)
     state = drafter.commit(state, at(i + 1), outcome, after_BNE)
@@ -159,11 +159,10 @@ def propose_along(
   return jax.lax.while_loop(going, along, first)[2:]
 
 
-def _noise(request, drafter, lengths_B, coupled: bool) -> types.Noise:
-  keys = request.seed_B, request.request_B, lengths_B
-  return sampling_lib.noise(
-    *keys, request.sampling, gamma=drafter.gamma, coupled=coupled
-  )
+def _noise(request, drafter, lengths_B, rule: types.Rule) -> types.Noise:
+  keys = request.seed_B, request.request_B, lengths_B, request.sampling
+  how = dict(coupled=rule.coupled, siblings=rule.siblings)
+  return sampling_lib.noise(*keys, gamma=drafter.gamma, **how)
 
 
 def _token(live_B, vocab: int) -> types.Outcome:

@@ -303,7 +303,7 @@ def test_walk_proposes_at_every_prefix():
     jnp.int32(6),
     target=table_model.make(16),
     drafter=drafter,
-    coupled=False,
+    rule=reject.RULE,
   )
   # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
   proposed = {i: x for i, x in enumerate(proposals_BL[0].tolist()) if x >= 0}
