@@ -152,7 +152,10 @@ def is_greedy(sampling: types.Sampling) -> Array:
 
 
 def of_greedy(sampling: types.Sampling, greedy, sampled):
-  """greedy() where every row is, else sampled(), which then is not compiled."""
+  """greedy() if every row is greedy, else sampled().
+
+  The latter is not compiled where the former is known: types.Sampling.
+  """
   if sampling.temperature_B is None:
     return greedy()
   return jax.lax.cond(jnp.all(is_greedy(sampling)), greedy, sampled)
