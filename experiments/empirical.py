@@ -228,7 +228,8 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
   runs = timing.measure(arms, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := identity.failures(groups, outputs):
+  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  if failed := identity.failures(answers):
     raise ValueError(f'{failed[0].method}: logits that are not finite')
   return runs, outputs
 

@@ -5,12 +5,12 @@ spelled out. Prefill is never a target call. All counts are exact.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from specdec_jax import decode, types
+from specdec_jax import types
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
@@ -18,8 +18,8 @@ def rows(info: types.Info, pick=slice(None)) -> types.Info:
   return jax.tree.map(lambda x: np.asarray(x)[pick], info)
 
 
-def join(outputs: Sequence[decode.Output]) -> types.Info:
-  """Several runs as one, rows side by side."""
+def join(outputs: Sequence[Any]) -> types.Info:
+  """Several decode.Output, or requests.Ended, as one, rows side by side."""
   host = [rows(output.info) for output in outputs]
   return jax.tree.map(lambda *x: np.concatenate(x), *host)
 

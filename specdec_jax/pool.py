@@ -87,9 +87,8 @@ class Pool:
     self.rows = requests.rows_on(layout, most)
     self.part = requests.rows_on(layout, -(-most // _SHARE))
     self.widths = [*few, self.rows]
-    gamma = loop.drafter.gamma
-    sizes = dict(length=length, sources=sources, stops=stops, gamma=gamma)
-    self._sizes = dict(sizes, rows=self.part)
+    sizes = dict(length=length, sources=sources, stops=stops, rows=self.part)
+    self._sizes = dict(sizes, gamma=loop.drafter.gamma)
     self._row: dict[Hashable, int] = {}
     self._live_B = np.zeros(self.rows, bool)
     self._told_B = np.zeros(self.rows, int)  # tokens that `news` has told
@@ -104,9 +103,8 @@ class Pool:
   def of(cls, engine: Any, **sizes) -> 'Pool':
     """A pool of a build.Engine; sizes: rows, length, sources, stops."""
     parts = engine.target.model, engine.drafter, engine.rule, engine.options
-    return cls(
-      decode.Loop(*parts), engine.weights, engine.target.layout, **sizes
-    )
+    loop, layout = decode.Loop(*parts), engine.target.layout
+    return cls(loop, engine.weights, layout, **sizes)
 
   @property
   def free(self) -> int:
@@ -212,9 +210,8 @@ class Pool:
     """Reads `most` chunks of a refill's prompts, or all; read, they decode."""
     left = -(-(int(refill.lengths_B.max()) - 1 - refill.at) // self._chunk)
     count = left if most is None else min(most, left)
-    reading = self._programs.read(
-      self._weights, refill.request, refill.reading, np.int32(count)
-    )
+    given = refill.request, refill.reading, np.int32(count)
+    reading = self._programs.read(self._weights, *given)
     at = refill.at + count * self._chunk
     if count < left:
       self._refills.append(refill._replace(at=at, reading=reading))
@@ -249,8 +246,7 @@ class Pool:
         axes.pop()
       spec = jax.sharding.PartitionSpec(rows, *axes)
       where = jax.sharding.NamedSharding(self._layout.mesh, spec)
-    shape = (self.rows, *x.shape[1:])
-    return jnp.zeros(shape, x.dtype, device=where)
+    return jnp.zeros((self.rows, *x.shape[1:]), x.dtype, device=where)
 
   def advance(self, most: int | None = None) -> list[Any]:
     """Decodes in one call until a row ends; the tickets of those that have.
@@ -337,6 +333,14 @@ class Pool:
         self._past[row] = one.tokens
     return done
 
+  def refill(self, waiting: collections.deque) -> None:
+    """Gives free rows what waits, as in `answers`, and reads its prompts."""
+    while waiting and self.free:
+      count = min(self.part, self.free, len(waiting))
+      some = [waiting.popleft() for _ in range(count)]
+      tickets, items, each = zip(*some, strict=True)
+      self.begin(tickets, items, requests.together(each))
+
   def answers(
     self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]
   ) -> Iterator[tuple[Any, requests.Ended]]:
@@ -346,11 +350,7 @@ class Pool:
       answers is answered too.
     """
     while waiting or self.busy:
-      while waiting and self.free:
-        count = min(self.part, self.free, len(waiting))
-        some = [waiting.popleft() for _ in range(count)]
-        tickets, items, each = zip(*some, strict=True)
-        self.begin(tickets, items, requests.together(each))
+      self.refill(waiting)
       done = self.advance()
       yield from zip(done, self.take(done), strict=True)
 

@@ -4,6 +4,7 @@ Four steps, in an order that keeps the prediction honest: what the parts cost, a
 prediction from the calibration prompts, runs of the test prompts, a judgement.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from specdec_jax.bench import (
   intervals,
   predict,
   records,
+  steady,
   tables,
   timing,
   verdict,
@@ -171,7 +173,8 @@ def _predicted(
     for arm in arms
     if arm.gamma or not alone
   }
-  if failed := identity.failures(groups, outputs):
+  texts = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  if failed := identity.failures(texts):
     return doc._replace(failed=failed), None
   gains = predict.gains(arms, costs.parts, outputs)
 
@@ -212,9 +215,10 @@ def _tested(
   ceiling = doc.ceiling.beside(setting.dtype, gb_s)
   doc = doc._replace(ceiling=ceiling, setting=setting, measured=measured)
   outputs = {name: x.outputs for name, x in runs.items()}
-  if failed := identity.failures(groups, outputs):
+  texts = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  if failed := identity.failures(texts):
     return doc._replace(failed=failed)
-  audits = identity.compare(arms, plan, groups, outputs)
+  audits = identity.compare(arms, plan, texts)
   alphas = predict.alphas(arms, groups, outputs)
   explained = predict.improvements(arms, costs.parts, outputs)
   rows = [
@@ -225,11 +229,11 @@ def _tested(
     )
     for row in _rows(arms, runs, audits)
   ]
-  texts = plan_lib.answers(groups, outputs[arms[0].name])
+  plain = [x.tokens for x in texts[arms[0].name]]
   return doc._replace(
     rows=rows,
     categories=_categories(arms, costs.parts, groups, runs),
-    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in texts]),
+    repeated_8grams=metrics.repeated_ngrams(plain),
   )
 
 
@@ -291,18 +295,35 @@ def _cut(asked: records.Setting, ran: records.Setting):
 
 
 def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
-  """Every arm at one of the plan's batch sizes, audited too."""
-  groups = plan_lib.groups(arms, plan, plan.test, size)
-  programs = timing.compile_arms(arms, groups[0].full)
-  blocks = budget.blocks(len(groups), plan.bench.repeats, clock)
-  runs = timing.measure(arms, groups, programs, blocks)
-  groups = groups[: len(runs[arms[0].name].outputs)]
-  outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(arms, plan, groups, outputs)
+  """Every arm in a full pool of one of the plan's batch sizes, audited too."""
+  bench = dataclasses.replace(plan.bench, batch_size=size)
+  queues = steady.queues(plan := plan._replace(bench=bench))
+  runs = steady.measure(arms, plan, queues, clock)
+  prompts = len({x.id for queue in queues[: len(runs)] for x in queue})
+  tokens_AG, seconds_AG = (
+    np.array([[getattr(x, name) for x in each] for each in runs]).T
+    for name in ('tokens', 'seconds')
+  )
   level = 1 - 0.05 / len(plan.batch_sizes)
-  rows = _rows(arms, runs, audits, level)
-  failed = identity.failures(groups, outputs)
-  prompts = min(len(groups) * size, len(plan.test))
+  gains = intervals.speedups(tokens_AG, seconds_AG, level, prompts)
+  gains = [intervals.Interval(1.0, 1.0, 1.0), *gains]
+  texts = steady.answers(arms, queues, runs)
+  both = sorted(set.intersection(*map(set, texts.values())))
+  same = {name: [x[at] for at in both] for name, x in texts.items()}
+  audits = identity.compare(arms, plan, same)
+  rows = [
+    records.Row(
+      *(arm.name, arm.drafter, arm.gamma),
+      metrics.summary(
+        metrics.join([y for x in runs for y in x[i].ended.values()])
+      ),
+      tok_s=float(tokens_AG[i].sum() / seconds_AG[i].sum()),
+      improvement=gains[i],
+      audit=audits.get(arm.name),
+    )
+    for i, arm in enumerate(arms)
+  ]
+  failed = identity.failures({x: [*y.values()] for x, y in texts.items()})
   return records.Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 

@@ -5,13 +5,13 @@ audit program. audit.py explains a difference.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rich.markup
 from scipy import special
 
-from specdec_jax import decode, machine, metrics, printing, types
+from specdec_jax import machine, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, records, tables, verdict
 from specdec_jax.bench import plan as plan_lib
@@ -39,26 +39,23 @@ def check_promise(rule: types.Rule, sampling) -> None:
 def compare(
   arms: Sequence[plan_lib.Arm],
   plan: plan_lib.Plan,
-  groups: Sequence[plan_lib.Group],
-  outputs: dict[str, list[decode.Output]],
+  answers: Mapping[str, Sequence[records.Answer]],
 ) -> dict[str, records.Audit]:
   """The Audit of every arm but arms[0], plain decoding.
 
-  outputs: by arm, one for each group.
+  answers: by arm, of the same requests.
   """
-  plain = plan_lib.answers(groups, outputs[arms[0].name])
-  out = {}
+  plain, out = answers[arms[0].name], {}
   for arm in arms[1:]:
     promised = promise(arm.engine.rule, plan.sampling)
     out[arm.name] = records.Audit(promised, len(plain))
-    if promised != 'tokens' or not plain:
+    if promised != 'tokens':
       continue
-    other = plan_lib.answers(groups, outputs[arm.name])
-    pairs = zip(plain, other, strict=True)
+    pairs = zip(plain, answers[arm.name], strict=True)
     cases = [_case(plan.sampling, one, two) for one, two in pairs]
     cases = printing.track(cases, f'audit of {arm.name}')
-    target, (rows, length) = arm.engine.target, groups[0].host.tokens_BL.shape
-    passes = audit.Passes(arm.gamma, arm.engine.options.chunk, length, rows)
+    target, sizes = arm.engine.target, (plan.buffer, plan.bench.batch_size)
+    passes = audit.Passes(arm.gamma, arm.engine.options.chunk, *sizes)
     found = audit.compare(target.model, target.params, cases, passes)
     word = lambda x, y=target.tokenizer: None if x is None else y.decode([x])
     out[arm.name] = found._replace(
@@ -80,7 +77,7 @@ def _case(s, plain: records.Answer, other: records.Answer) -> audit.Case:
 
 
 def failures(
-  groups: Sequence[plan_lib.Group], outputs: dict[str, list[decode.Output]]
+  answers: Mapping[str, Sequence[records.Answer]],
 ) -> list[records.Failure]:
   """The requests that ended on logits that are not finite.
 
@@ -88,8 +85,8 @@ def failures(
   """
   return [
     records.Failure(name, x.item.id, len(x.tokens))
-    for name, found in outputs.items()
-    for x in plan_lib.answers(groups, found)
+    for name, found in answers.items()
+    for x in found
     if x.broken
   ]
 
@@ -116,8 +113,8 @@ def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
     ]
     for arm in arms
   }
-  audits = compare(arms, plan, groups, outputs)
-  plain = plan_lib.answers(groups, outputs[arms[0].name])
+  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  audits = compare(arms, plan, answers)
   rows = [
     records.Row(
       *(arm.name, arm.drafter, arm.gamma),
@@ -130,8 +127,8 @@ def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
     machine.describe(),
     plan_lib.setting(arms, plan),
     rows,
-    total(list(audits.values()), plain),
-    failures(groups, outputs),
+    total(list(audits.values()), answers[arms[0].name]),
+    failures(answers),
   )
 
 

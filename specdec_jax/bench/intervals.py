@@ -52,14 +52,17 @@ class Interval(NamedTuple):
     return self.high / self.value - 1
 
 
-def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:
+def speedups(
+  tokens_AG, seconds_AG, level: float = 0.95, prompts: int = FEWEST
+) -> list[Interval]:
   """Tokens over seconds of every arm A but the first, over the first's.
 
   The intervals hold all at once: whichever arm is chosen afterwards, by these
   numbers too, its interval has paid for the choice.
 
   tokens_AG, seconds_AG: by arm and unit G, a prompt or a batch of them; seconds
-  are means over repeats, above 0. level: how often all of them hold.
+  are means over repeats, above 0. level: how often all of them hold. prompts:
+  different ones in all units.
   """
   tokens_AG, seconds_AG = (
     np.asarray(x, float) for x in (tokens_AG, seconds_AG)
@@ -68,7 +71,7 @@ def speedups(tokens_AG, seconds_AG, level: float = 0.95) -> list[Interval]:
   over = lambda tokens, seconds: (tokens / seconds)[1:] / (tokens / seconds)[:1]
   value_A = over(sums(tokens_AG), sums(seconds_AG))[:, 0]
   units = tokens_AG.shape[1]
-  if units < 2:
+  if units < 2 or prompts < FEWEST:
     return [Interval(float(x)) for x in value_A]
   left_AG = over(sums(tokens_AG) - tokens_AG, sums(seconds_AG) - seconds_AG)
   left_AG -= left_AG.mean(1, keepdims=True)

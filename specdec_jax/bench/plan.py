@@ -36,7 +36,7 @@ class Plan(NamedTuple):
   max_new_tokens: limit of each answer.
   buffer: token slots of a row: the longest prompt and its answer fit.
   sampling, bench: sections of the config.
-  batch_sizes: further sizes, run after the main table; may be empty.
+  batch_sizes: rows of pools, run after the main table; may be empty.
   sources: ids of a source that there is room for; 0 without an encoder.
   """
 
@@ -155,15 +155,14 @@ def groups(
   arms: Sequence[Arm],
   plan: Plan,
   items: Sequence[requests.Item],
-  rows: int | None = None,
 ) -> list[Group]:
-  """The prompts in batches of `rows`, plan.bench.batch_size by default.
+  """The prompts in batches of plan.bench.batch_size.
 
   Every row is live: the last batch is filled with copies of its own prompts, so
   that no two batches share one: they are the sample of an interval. All share
   one buffer length, so they share one executable.
   """
-  rows = rows or plan.bench.batch_size
+  rows = plan.bench.batch_size
   full = filled(items, rows)
   return [
     _group(arms, plan, full[i : i + rows], plan.max_new_tokens)

@@ -239,9 +239,13 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """All methods at a batch size; all intervals of all sizes hold at once.
+  """All methods in a full pool; all intervals of all sizes hold at once.
 
+  batch_size: rows of the pool.
+  rows: speed and improvement with the prompts that are read meanwhile, over
+    sets of prompts; counts and audit of the requests that ended.
   best_gamma: by drafter, the fastest; 0 where none surely wins.
+  prompts: different ones, in all sets that ran.
   """
 
   batch_size: int

@@ -306,7 +306,8 @@ def crossover(doc: records.Document, console: Console) -> None:
     ('fastest', 'best_gamma', fastest),
     ('differing', '', differing),
   ]
-  console.print(table('By batch size', doc.crossover, columns))
+  title = 'By batch size (rows of a full pool; with prompts read meanwhile)'
+  console.print(table(title, doc.crossover, columns))
 
 
 def identity(

@@ -170,11 +170,10 @@ def improvements(
   if plain not in known:
     return out
   tokens = [runs[name].tokens_G for name in known]
-  found = intervals.speedups(tokens, list(known.values()), level)
   # Copies that fill a batch are no further prompts.
   rows = sum(x.lengths_B.size for x in runs[plain].outputs)
-  if min(rows, runs[plain].prompts) < intervals.FEWEST:
-    found = [intervals.Interval(x.value) for x in found]
+  prompts = min(rows, runs[plain].prompts)
+  found = intervals.speedups(tokens, list(known.values()), level, prompts)
   out[plain] = intervals.Interval(1.0, 1.0, 1.0)
   return out | dict(zip(list(known)[1:], found, strict=True))
 

@@ -214,7 +214,7 @@ def _about(best: Row, doc: records.Document) -> list[str]:
   if x.outcome == 'unclear':
     out.append(f'  {_more(x, s.judged_prompts, doc.measured)}')
   if x.outcome == 'too few':
-    few = _few(s.judged_prompts, s.batch_size)
+    few = _few(s.judged_prompts, 'batch')
     out.append(f'  There is no interval: {few}.')
   if x.outcome != 'win':
     out.append(f'  {_why([best])}')
@@ -246,16 +246,12 @@ def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
   )
 
 
-def _few(prompts: int, batch: int) -> str:
-  """Why this many prompts in batches of this size give no interval."""
+def _few(prompts: int, unit: str) -> str:
+  """Why so many prompts give no interval. unit: what an interval is over."""
   if prompts < intervals.FEWEST:
     tests = '1 test prompt' if prompts == 1 else f'{prompts} test prompts'
     return f'{tests} ran, and at least {intervals.FEWEST} are needed'
-  assert prompts <= batch, (prompts, batch)
-  return (
-    f'one batch of {batch} holds all {prompts} prompts, and at least two '
-    'batches are needed'
-  )
+  return f'{prompts} prompts ran in one {unit}, and at least two are needed'
 
 
 def _by_batch(drafter: str, crossover: Sequence[records.Batch]) -> str:
@@ -267,7 +263,7 @@ def _by_batch(drafter: str, crossover: Sequence[records.Batch]) -> str:
     word = words.get(outcome, 'cannot tell at')
     told.setdefault(word, []).append(str(batch.batch_size))
     if outcome == 'too few':
-      few = f' ({_few(batch.prompts, batch.batch_size)})'
+      few = f' ({_few(batch.prompts, "set")})'
   found = '; '.join(f'{word} {", ".join(x)}' for word, x in told.items())
   return f'{drafter}, by batch size: {found}{few}.'
 

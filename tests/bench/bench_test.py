@@ -80,8 +80,9 @@ def test_end_to_end(capsys):
   assert doc.calibration.verify[1] == 1
   (wide,) = doc.crossover
   assert wide.batch_size == 2 and not wide.failed
-  assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 2
-  assert 'Checked 8 texts' in printed  # 2 prompts, alone and together
+  # Two sets of one prompt: four of six requests end, and all are compared.
+  assert wide.rows[1].audit.findings == () and wide.rows[1].audit.requests == 8
+  assert 'Checked 20 texts' in printed
   assert set(wide.best_gamma) == {'lm', 'lookup'}
   assert doc.setting.judged_prompts == 2
   ceiling = doc.ceiling.gb_s['float32']
@@ -173,7 +174,7 @@ def test_sampling_under_another_rule_promises_the_law_only():
   e = settings_lib.load(settings_lib.settings(config))
   arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:2])
   none = {arm.name: [] for arm in arms}
-  found = identity.compare(arms, plan, [], none)
+  found = identity.compare(arms, plan, none)
   assert found == {'lookup g=2': records.Audit('distribution', 0)}
 
 

@@ -5,10 +5,10 @@ import types
 import numpy as np
 import pytest
 
-from specdec_jax import metrics
-from specdec_jax.bench import benchmark, budget, intervals, timing
+from specdec_jax import metrics, requests, settings
+from specdec_jax.bench import benchmark, budget, intervals, steady, timing
 from specdec_jax.bench import plan as plan_lib
-from tests.bench import simulation
+from tests.bench import bench_test, simulation
 
 
 @pytest.fixture
@@ -21,8 +21,6 @@ def clocks(monkeypatch):
     plan_lib.Arm(x, x.split()[0], int(x[-1]) if x != 'plain' else 0, None)  # pyright: ignore
     for x in runs
   ]
-  monkeypatch.setattr(timing, 'measure', lambda *_: runs)
-  monkeypatch.setattr(timing, 'compile_arms', lambda *_: {})
   for name in 'compare', 'failures':
     monkeypatch.setattr(benchmark.identity, name, lambda *_: {})
   for name in 'join', 'summary':
@@ -31,30 +29,34 @@ def clocks(monkeypatch):
   return arms, runs
 
 
-def batch(arms, monkeypatch, sizes):
-  """benchmark._batch of the first size, of one prompt a group."""
-  groups = [types.SimpleNamespace(full=None)] * 14
-  monkeypatch.setattr(plan_lib, 'groups', lambda *_: groups)
-  plan = types.SimpleNamespace(
-    test=range(14),
-    batch_sizes=sizes,
-    bench=types.SimpleNamespace(repeats=2),
-  )
-  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED)  # pyright: ignore
+def batch(clocks, monkeypatch, sizes):
+  """benchmark._batch of the first size, of one prompt a set."""
+  arms, runs = clocks
+  each = [zip(x.tokens_G, x.seconds_G, strict=True) for x in runs.values()]
+  found = [[steady.Steady(*x, {}) for x in arm] for arm in each]
+  monkeypatch.setattr(steady, 'measure', lambda *_: [*zip(*found, strict=True)])
+  s = settings.settings(bench_test.settings())
+  items = tuple(requests.Item((1,), i, str(i)) for i in range(14))
+  sections = s.sampling, s.bench, sizes
+  plan = plan_lib.Plan(items, (), 8, 32, *sections)
+  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED)
 
 
 def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
-  arms, runs = clocks
-  for sizes, level in (((1,), 0.95), ((1, 4, 16, 64, 256), 0.99)):
-    found = batch(arms, monkeypatch, sizes)
-    want = timing.improvements(runs, level=level)
-    assert {x.name: x.improvement for x in found.rows} == want
+  _, runs = clocks
+  tokens_AG, seconds_AG = (
+    [getattr(x, name) for x in runs.values()]
+    for name in ('tokens_G', 'seconds_G')
+  )
+  for sizes, level in (((4,), 0.95), ((4, 1, 16, 64, 256), 0.99)):
+    found = batch(clocks, monkeypatch, sizes)
+    want = intervals.speedups(tokens_AG, seconds_AG, level)
+    np.testing.assert_allclose([x.improvement for x in found.rows[1:]], want)
     assert found.prompts == 14
 
 
 def test_only_a_gamma_that_surely_wins_is_exported(clocks, monkeypatch):
-  arms, _ = clocks
-  rows = batch(arms, monkeypatch, (1,)).rows
+  rows = batch(clocks, monkeypatch, (4,)).rows
   assert {x.drafter for x in rows} == {'plain', '0', '1'}
   gains = [(1.0, 1.0, 1.0), (1.3, 0.9, 1.7), (1.1, 1.05, 1.2), (1.2, 1.1, 1.3)]
   gains += [(1.5, 0.9, 2.0), (9.0, None, None), (0.5, 0.4, 0.6)]

@@ -44,8 +44,6 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
     for tokens, room in ((3, 3), (9, 8)):
       short = plan_lib.shortened(group.full, tokens)
       np.testing.assert_array_equal(short.limit_B - short.lengths_B, room)
-  (eight,) = plan_lib.groups(arms, plan, items, 8)
-  assert (eight.full.limit_B > eight.full.lengths_B).all()
 
 
 def test_a_tree_has_its_own_gamma_room_and_timed_widths(monkeypatch):
@@ -84,12 +82,11 @@ def test_a_category_without_a_test_prompt_is_named(capsys):
 
 def test_repeats_of_a_prompt_draw_their_own_noise():
   """Copies that fill a batch would else all emit one text when sampling."""
-  e = experiment(sampling={'temperature': 1.0})
+  e = experiment(sampling={'temperature': 1.0}, bench={'batch_size': 4})
   plain = plan_lib.arms(e)[:1]
   plan = plan_lib.make(e, prompts.builtin()[:2])
-  filled = plan_lib.filled(plan.test, 4)
-  assert [x.tokens for x in filled] == [plan.test[0].tokens] * 4
-  (group,) = plan_lib.groups(plain, plan, filled, 4)
+  (group,) = plan_lib.groups(plain, plan, plan.test)
+  assert [x.tokens for x in group.items] == [plan.test[0].tokens] * 4
   engine = plain[0].engine
   out = engine.programs.generate(engine.weights, group.full)
   answers = plan_lib.answers([group], [jax.device_get(out)])

@@ -237,7 +237,7 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       ),
       [
         'lm, by batch size: faster at 1, 2; slower at 4; cannot tell at 8, 16 '
-        '(one batch of 16 holds all 14 prompts, and at least two batches',
+        '(14 prompts ran in one set, and at least two are needed)',
       ],
       'BUG',
     ),
@@ -256,7 +256,7 @@ def test_what_is_said(doc, said, unsaid):
   [
     (1, 1, '1 test prompt ran, and at least 6 are needed'),
     (5, 4, '5 test prompts ran, and at least 6 are needed'),
-    (8, 8, 'one batch of 8 holds all 8 prompts, and at least two batches'),
+    (8, 8, '8 prompts ran in one batch, and at least two are needed'),
   ],
 )
 def test_too_few_prompts_or_one_batch_tell_nothing(prompts, size, why):

@@ -1,0 +1,59 @@
+"""Pools that are full as long as the clock runs, and what they are given."""
+
+import dataclasses
+
+import pytest
+
+from specdec_jax import pool, requests, settings
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import steady
+from tests.bench import bench_test
+
+pytestmark = pytest.mark.usefixtures('compile_in_less_time')
+
+
+@pytest.mark.parametrize(
+  'prompts, rows, sets, queue',
+  [
+    (14, 1, 7, [3] * 7),  # two of each set end, and one more is begun
+    (14, 4, 6, [12] * 6),  # copies, so that there are six sets
+    (3, 2, 3, [6] * 3),
+    (80, 4, 10, [12] * 10),
+    (7, 3, 6, [9] * 6),
+  ],
+)
+def test_prompts_are_dealt_to_sets_that_fill_the_rows(
+  prompts, rows, sets, queue
+):
+  s = settings.settings(bench_test.settings())
+  bench = dataclasses.replace(s.bench, batch_size=rows)
+  items = tuple(requests.Item((1,), i, str(i)) for i in range(prompts))
+  plan = plan_lib.Plan(items, (), 8, 32, s.sampling, bench)
+  found = steady.queues(plan)
+  assert [*map(len, found)] == queue and len(found) == sets
+  names = [{x.id for x in queue} for queue in found]
+  assert sum(map(len, names)) == len(set.union(*names)) == prompts
+  # A copy draws its own noise.
+  assert all(len({x.number for x in queue}) == len(queue) for queue in found)
+
+
+def test_the_clock_runs_while_all_rows_have_requests(monkeypatch):
+  """Answers of 3, 5, 4 and 9 tokens in two rows: the last row is given at 5."""
+  e = settings.load(settings.settings(bench_test.settings(())))
+  engine = plan_lib.arms(e)[0].engine
+  held, free = pool.Pool.of(engine, rows=2, length=32), []
+
+  def timed(run):
+    free.append(held.free)
+    out = run()
+    free.append(held.free)
+    return 2.0, out
+
+  monkeypatch.setattr(steady.parts, 'timed', timed)
+  items = requests.items([(1, 2, i) for i in range(4)])
+  asked = map(requests.Wanted, (3, 5, 4, 9))
+  found = steady.timed(held, [*zip(items, asked, strict=True)])
+  assert free == [0, 0] and found.ended.keys() == {0, 1}
+  # Plain decoding emits a token a window: five in both rows.
+  assert (found.tokens, found.seconds) == (10, 2.0)
+  assert not held.busy and held.free
