@@ -164,9 +164,9 @@ def test_a_crossover_when_sampling(capsys):
   (wide,) = doc.crossover
   assert good and wide.batch_size == 3 and wide.best_gamma.keys() == {'lookup'}
   audit = wide.rows[1].audit
-  assert audit.promised == 'tokens' and audit.requests == 3
-  assert audit.findings == () and 0 < audit.tokens <= 3 * 8
-  assert 'By batch size' in printed and '0 of 3' in printed
+  assert audit.promised == 'tokens' and audit.requests == 12
+  assert audit.findings == () and 0 < audit.tokens <= 12 * 8
+  assert 'By batch size' in printed and '0 of 12' in printed
 
 
 def test_sampling_under_another_rule_promises_the_law_only():
