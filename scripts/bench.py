@@ -20,7 +20,7 @@ _CONFIG = program.config_flag('configs/pair.py')
 _PROMPTS = flags.DEFINE_string(
   'prompts', '', 'JSONL file, in place of bench.prompts'
 )
-_SIZES = flags.DEFINE_list('batch_sizes', [], 'measure at these too: 1,4,16')
+_SIZES = flags.DEFINE_list('batch_sizes', [], 'and in pools of so many: 1,4,16')
 _MINUTES = flags.DEFINE_float(
   'minutes', 10, 'in all, with loading and compiling; 0: all of the config'
 )

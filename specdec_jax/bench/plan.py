@@ -97,7 +97,7 @@ def make(
   Raises:
     ValueError: a prompt that is empty, too long or has unknown ids, by its id.
   """
-  s = e.settings
+  s, layout = e.settings, e.target.layout
   if not s.decode.max_new_tokens:
     raise ValueError('decode.max_new_tokens=0: here it must be at least 1')
   if s.bench.prompts_per_category:
@@ -117,7 +117,8 @@ def make(
     buffer=requests.bucket(longest),
     sampling=s.sampling,
     bench=s.bench,
-    batch_sizes=tuple(sizes),
+    # A mesh's data axis divides the rows of a pool.
+    batch_sizes=tuple(sorted({requests.rows_on(layout, x) for x in sizes})),
     sources=max(len(item.source) for item in test + calibration),
   )
 

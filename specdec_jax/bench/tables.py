@@ -306,7 +306,7 @@ def crossover(doc: records.Document, console: Console) -> None:
     ('fastest', 'best_gamma', fastest),
     ('differing', '', differing),
   ]
-  title = 'By batch size (rows of a full pool; with prompts read meanwhile)'
+  title = 'By batch size (full pools, prompts read meanwhile)'
   console.print(table(title, doc.crossover, columns))
 
 

@@ -93,6 +93,12 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   assert len({tuple(x.tokens) for x in answers}) == 4
 
 
+def test_pools_on_a_mesh_have_rows_that_it_divides():
+  e = experiment(mesh={'data': 2})
+  plan = plan_lib.make(e, prompts.builtin()[:2], (1, 2, 3))
+  assert plan.batch_sizes == (2, 4)
+
+
 def test_sources_are_cut_and_read_before_the_first_token():
   """Those of a batch share a buffer; a prefill and a calibration read them."""
   e = experiment(target={'source': 'random:t5_tiny'})
