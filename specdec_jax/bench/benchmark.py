@@ -299,31 +299,28 @@ def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
   bench = dataclasses.replace(plan.bench, batch_size=size)
   queues = steady.queues(plan := plan._replace(bench=bench))
   runs = steady.measure(arms, plan, queues, clock)
-  prompts = len({x.id for queue in queues[: len(runs)] for x in queue})
-  tokens_AG, seconds_AG = (
-    np.array([[getattr(x, name) for x in each] for each in runs]).T
-    for name in ('tokens', 'seconds')
-  )
+  tokens_AG, seconds_AG, ended, answers = zip(*runs, strict=True)
+  ran = queues[: len(seconds_AG[0])]
+  prompts = len({x.id for queue in ran for x in queue})
   level = 1 - 0.05 / len(plan.batch_sizes)
   gains = intervals.speedups(tokens_AG, seconds_AG, level, prompts)
   gains = [intervals.Interval(1.0, 1.0, 1.0), *gains]
-  texts = steady.answers(arms, queues, runs)
-  both = sorted(set.intersection(*map(set, texts.values())))
-  same = {name: [x[at] for at in both] for name, x in texts.items()}
-  audits = identity.compare(arms, plan, same)
+  both = sorted(set.intersection(*map(set, answers)))
+  names = [arm.name for arm in arms]
+  texts = ([x[at] for at in both] for x in answers)
+  audits = identity.compare(arms, plan, dict(zip(names, texts, strict=True)))
   rows = [
     records.Row(
       *(arm.name, arm.drafter, arm.gamma),
-      metrics.summary(
-        metrics.join([y for x in runs for y in x[i].ended.values()])
-      ),
-      tok_s=float(tokens_AG[i].sum() / seconds_AG[i].sum()),
+      metrics.summary(metrics.join(ended[i])),
+      tok_s=sum(tokens_AG[i]) / sum(seconds_AG[i]),
       improvement=gains[i],
       audit=audits.get(arm.name),
     )
     for i, arm in enumerate(arms)
   ]
-  failed = identity.failures({x: [*y.values()] for x, y in texts.items()})
+  texts = ([*x.values()] for x in answers)
+  failed = identity.failures(dict(zip(names, texts, strict=True)))
   return records.Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 

@@ -17,15 +17,17 @@ _TURNS = 2  # answers of a row, at least, that end while the clock runs
 
 
 class Steady(NamedTuple):
-  """An arm on one queue.
+  """An arm on sets G of prompts.
 
-  tokens, seconds: emitted, and gone, while the clock ran.
-  ended: the requests that ended meanwhile, by index.
+  tokens_G, seconds_G: emitted, and gone, while the clock ran.
+  ended: the requests that ended meanwhile.
+  answers: theirs, by set and index in its queue.
   """
 
-  tokens: int
-  seconds: float
-  ended: dict[int, requests.Ended]
+  tokens_G: list[int]
+  seconds_G: list[float]
+  ended: list[requests.Ended]
+  answers: dict[tuple[int, int], records.Answer]
 
 
 def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
@@ -43,30 +45,39 @@ def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
 
 def measure(
   arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, found, clock: budget.Clock
-) -> list[list[Steady]]:
-  """Of as many queues as the clock allows, every arm, which take turns."""
+) -> list[Steady]:
+  """By arm, of as many queues as the clock allows; the arms take turns."""
   s, ends = plan.sampling, arms[0].engine.target.tokenizer.eos_ids
   rows, asked = plan.bench.batch_size, (s.temperature, s.top_k, s.top_p, s.seed)
   sizes = dict(length=plan.buffer, sources=plan.sources, stops=len(ends))
   engines = {id(x.engine): x.engine for x in arms}
   pools = {x: pool.Pool.of(y, rows=rows, **sizes) for x, y in engines.items()}
 
-  def run(arm: plan_lib.Arm, queue, new: int) -> Steady:
+  def run(arm: plan_lib.Arm, g: int, new: int):
     wanted = requests.Wanted(new, *asked, ends, arm.gamma)
-    return timed(pools[id(arm.engine)], [(x, wanted) for x in queue])
+    return timed(pools[id(arm.engine)], [(x, wanted) for x in found[g]])
 
   for arm in arms:  # compiles
-    run(arm, found[0], 1)
-  out = []
+    run(arm, 0, 1)
+  out = [Steady([], [], [], {}) for _ in arms]
   for _, g in budget.blocks(len(found), 1, clock):
     turns = [(i + g) % len(arms) for i in range(len(arms))]
-    ran = {i: run(arms[i], found[g], plan.max_new_tokens) for i in turns}
-    out.append([ran[i] for i in range(len(arms))])
+    for arm, mine in ((arms[i], out[i]) for i in turns):
+      tokens, seconds, ended = run(arm, g, plan.max_new_tokens)
+      mine.tokens_G.append(tokens)
+      mine.seconds_G.append(seconds)
+      for i, x in ended.items():
+        text = x.tokens[x.start :], x.reason == 'non-finite'
+        mine.answers[g, i] = records.Answer(found[g][i], *text)
+        mine.ended.append(x)
   return out
 
 
-def timed(held: pool.Pool, queue) -> Steady:
-  """Runs (prompt, what is asked of it), of which there are more than rows."""
+def timed(held: pool.Pool, queue) -> tuple[int, float, dict]:
+  """Tokens, seconds, and what ended meanwhile by index.
+
+  queue: (prompt, what is asked of it), more than rows; the last are cancelled.
+  """
   waiting = collections.deque((i, *pair) for i, pair in enumerate(queue))
   held.refill(waiting)
   held.news()  # returns when the prompts are read
@@ -82,21 +93,4 @@ def timed(held: pool.Pool, queue) -> Steady:
   seconds, (ended, news) = parts.timed(full)
   held.cancel(range(len(queue)))
   tokens = sum(len(x.tokens) - x.start for x in ended.values())
-  return Steady(tokens + sum(len(x) for x, *_ in news.values()), seconds, ended)
-
-
-def answers(
-  arms: Sequence[plan_lib.Arm], found, runs: Sequence[Sequence[Steady]]
-) -> dict[str, dict[tuple[int, int], records.Answer]]:
-  """By arm, its answers to the requests that ended, by queue and index."""
-  of = lambda item, x: records.Answer(
-    item, x.tokens[x.start :], x.reason == 'non-finite'
-  )
-  return {
-    arm.name: {
-      (g, i): of(found[g][i], x)
-      for g, each in enumerate(runs)
-      for i, x in each[at].ended.items()
-    }
-    for at, arm in enumerate(arms)
-  }
+  return tokens + sum(len(x) for x, *_ in news.values()), seconds, ended

@@ -32,9 +32,8 @@ def clocks(monkeypatch):
 def batch(clocks, monkeypatch, sizes):
   """benchmark._batch of the first size, of one prompt a set."""
   arms, runs = clocks
-  each = [zip(x.tokens_G, x.seconds_G, strict=True) for x in runs.values()]
-  found = [[steady.Steady(*x, {}) for x in arm] for arm in each]
-  monkeypatch.setattr(steady, 'measure', lambda *_: [*zip(*found, strict=True)])
+  each = [(x.tokens_G, x.seconds_G, [], {}) for x in runs.values()]
+  monkeypatch.setattr(steady, 'measure', lambda *_: each)
   s = settings.settings(bench_test.settings())
   items = tuple(requests.Item((1,), i, str(i)) for i in range(14))
   sections = s.sampling, s.bench, sizes
@@ -44,13 +43,10 @@ def batch(clocks, monkeypatch, sizes):
 
 def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
   _, runs = clocks
-  tokens_AG, seconds_AG = (
-    [getattr(x, name) for x in runs.values()]
-    for name in ('tokens_G', 'seconds_G')
-  )
+  each = [(x.tokens_G, x.seconds_G) for x in runs.values()]
   for sizes, level in (((4,), 0.95), ((4, 1, 16, 64, 256), 0.99)):
     found = batch(clocks, monkeypatch, sizes)
-    want = intervals.speedups(tokens_AG, seconds_AG, level)
+    want = intervals.speedups(*zip(*each, strict=True), level=level)
     np.testing.assert_allclose([x.improvement for x in found.rows[1:]], want)
     assert found.prompts == 14
 
