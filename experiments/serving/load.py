@@ -9,11 +9,13 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+import jax  # noqa: E402
 import psutil  # noqa: E402
 from absl import flags  # noqa: E402
 
@@ -30,6 +32,7 @@ from specdec_jax import (  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import intervals  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
+from specdec_jax.costs import parts  # noqa: E402
 from specdec_jax.serve import batch  # noqa: E402
 
 _CONFIG = program.config_flag('configs/smollm2.py')
@@ -72,6 +75,9 @@ def run() -> bool:
     process.terminate()
     status = process.wait(60)
   wrong = judged(engine, asks, replies)
+  own = drafting_begins(engine, texts)
+  for x in cells:
+    x['init_share'] = 1e3 * own / x['ttft_p95_ms']
   quarter = len(levels) // 4
   grown = max(levels[-quarter:]) / max(levels[quarter : 2 * quarter])
   doc = {
@@ -138,7 +144,23 @@ def judged(engine, asks, replies) -> dict[str, int]:
   return wrong
 
 
-def timed(url: str, texts, clients: int) -> list[dict[str, object]]:
+def drafting_begins(engine, texts) -> float:
+  """Seconds of Drafter.init, one call for a prompt that is read; the median.
+
+  Timed alone, with nothing beside it: as the program `begin`.
+  """
+  room = _READ + _LONGEST.value + engine.drafter.gamma
+  p, took = engine.programs, []
+  for text in (texts[0], *texts):  # the first compiles
+    item, wanted = requests.Item(text, 0), requests.Wanted(1)
+    request = requests.make([item], wanted, length=room, mixed=True)
+    given = engine.weights, jax.device_put(request)
+    reading = jax.block_until_ready(p.read(*given, p.opened(*given)))
+    took.append(parts.timed(p.begin, *given, reading)[0])
+  return statistics.median(took[1:])
+
+
+def timed(url: str, texts, clients: int) -> list[dict[str, Any]]:
   """Waits of so many clients, without speculation and with it, in turns.
 
   `ratio` is of tokens a second, over those without; its interval, over rounds.
@@ -207,7 +229,8 @@ def write(folder: pathlib.Path | None, doc) -> None:
   columns = (
     'clients, speculation, tokens a second=tokens_per_second:.1f, '
     'over plain=ratio:.2fx, first token p50=ttft_p50_ms:.0f, '
-    'p95=ttft_p95_ms:.0f, between tokens p50=itl_p50_ms:.1f, p95=itl_p95_ms:.1f'
+    'p95=ttft_p95_ms:.0f, init of p95=init_share:.1%, '
+    'between tokens p50=itl_p50_ms:.1f, p95=itl_p95_ms:.1f'
   )
   part = page.Part(about, columns, doc['cells'])
   text = '\n'.join(page.lines(part)).rstrip()

@@ -42,6 +42,7 @@ def test_a_small_load_test(tmp_path):
   assert (tmp_path / 'serving.png').exists()
   off, on, *_ = done.document['cells']
   assert off['ratio']['value'] == 1 and on['ratio']['low'] is not None
+  assert min(x['init_share'] for x in done.document['cells']) > 0
 
 
 @pytest.mark.slow
