@@ -228,8 +228,7 @@ def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
   blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
   runs = timing.measure(arms, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
-  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
-  if failed := identity.failures(answers):
+  if failed := identity.failures(plan_lib.texts(groups, outputs)):
     raise ValueError(f'{failed[0].method}: logits that are not finite')
   return runs, outputs
 

@@ -62,7 +62,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   groups = plan_lib.groups(chosen, plan, plan.test)
   runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
   alphas = predict.alphas(chosen, groups, outputs)
-  audits = identity.compare(chosen, plan, groups, outputs)
+  audits = identity.compare(chosen, plan, plan_lib.texts(groups, outputs))
   quality = _quality(loaded, chosen, plan, groups, outputs)
   cells = []
   for arm in chosen[1:]:

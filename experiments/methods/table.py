@@ -104,7 +104,8 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan, level: float):
   blocks = budget.blocks(len(groups), plan.bench.repeats, budget.UNLIMITED)
   runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
-  audits = identity.compare(every, plan, groups, outputs)
+  texts = plan_lib.texts(groups, outputs)
+  audits = identity.compare(every, plan, texts)
   improvement = timing.improvements(runs, level=level)
   for arm in arms:
     found = predict.alphas([plain, arm], groups, outputs)
@@ -119,7 +120,7 @@ def _cells(plain, arms, programs, plan: plan_lib.Plan, level: float):
       'counts': metrics.summary(metrics.join(outputs[arm.name])),
       'alpha': found.get(arm.drafter),
       'audit': audits[arm.name],
-      'failed': identity.failures(groups, {arm.name: outputs[arm.name]}),
+      'failed': identity.failures({arm.name: texts[arm.name]}),
     }
 
 

@@ -173,8 +173,7 @@ def _predicted(
     for arm in arms
     if arm.gamma or not alone
   }
-  texts = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
-  if failed := identity.failures(texts):
+  if failed := identity.failures(plan_lib.texts(groups, outputs)):
     return doc._replace(failed=failed), None
   gains = predict.gains(arms, costs.parts, outputs)
 
@@ -215,7 +214,7 @@ def _tested(
   ceiling = doc.ceiling.beside(setting.dtype, gb_s)
   doc = doc._replace(ceiling=ceiling, setting=setting, measured=measured)
   outputs = {name: x.outputs for name, x in runs.items()}
-  texts = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  texts = plan_lib.texts(groups, outputs)
   if failed := identity.failures(texts):
     return doc._replace(failed=failed)
   audits = identity.compare(arms, plan, texts)

@@ -113,7 +113,7 @@ def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
     ]
     for arm in arms
   }
-  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  answers = plan_lib.texts(groups, outputs)
   audits = compare(arms, plan, answers)
   rows = [
     records.Row(

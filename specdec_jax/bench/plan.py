@@ -1,7 +1,7 @@
 """The methods and prompts of a benchmark, and batches of requests."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -241,6 +241,13 @@ def answers(
       tokens = output.tokens_BL[row, start:end].tolist()
       out.append(records.Answer(item, tokens, bool(output.info.broken_B[row])))
   return out
+
+
+def texts(
+  groups: Sequence[Group], outputs: Mapping[str, Sequence[decode.Output]]
+) -> dict[str, list[records.Answer]]:
+  """The answers of every arm."""
+  return {name: answers(groups, x) for name, x in outputs.items()}
 
 
 def cut(plan: Plan, batches: int, repeats: int) -> Plan:
