@@ -161,8 +161,12 @@ def propose_along(
 
 def _noise(request, drafter, lengths_B, rule: types.Rule) -> types.Noise:
   keys = request.seed_B, request.request_B, lengths_B, request.sampling
-  how = dict(coupled=rule.coupled, siblings=rule.siblings)
-  return sampling_lib.noise(*keys, gamma=drafter.gamma, **how)
+  return sampling_lib.noise(
+    *keys,
+    gamma=drafter.gamma,
+    coupled=rule.coupled,
+    siblings=rule.siblings,
+  )
 
 
 def _token(live_B, vocab: int) -> types.Outcome:
@@ -192,7 +196,7 @@ def has_q(engine, group) -> bool:
     committed = request.tokens_BL, request.lengths_B, request.lengths_B > 0
     context = decode.context_of(drafter, request, *committed)
     state = drafter.init(weights, context, None)
-    noise = _noise(request, drafter, request.lengths_B, False)
+    noise = _noise(request, drafter, request.lengths_B, engine.rule)
     cache = _cache(target, weights, request)
     return drafter.propose(weights, state, context, noise, cache)[0]
 
