@@ -77,7 +77,10 @@ CASES = {
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('kind', CASES)
+@pytest.mark.parametrize(
+  'kind',
+  ['table', pytest.param('layers', marks=pytest.mark.slow), 'scan', 'packed'],
+)
 def test_a_lost_slot_is_named_and_nothing_else(kind):
   with jax.enable_x64(kind == 'layers'):
     if kind == 'table':

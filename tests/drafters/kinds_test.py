@@ -96,7 +96,9 @@ def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path, kind):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize(
+  'dtype', ['float32', pytest.param('bfloat16', marks=SLOW)]
+)
 @pytest.mark.parametrize('kind', ['medusa', 'dflash'])
 def test_on_one_cpu_the_kernels_read_them(tmp_path, kind, dtype):
   load, settings = opened(kind, tmp_path)
@@ -112,7 +114,9 @@ def test_on_one_cpu_the_kernels_read_them(tmp_path, kind, dtype):
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('kind', ['medusa', 'dflash', 'eagle'])
+@pytest.mark.parametrize(
+  'kind', ['medusa', 'dflash', pytest.param('eagle', marks=SLOW)]
+)
 def test_where_a_draft_is_not_sure_its_windows_end(tmp_path, kind):
   load, settings = opened(kind, tmp_path)
   target = load(kernels='xla')
@@ -136,7 +140,7 @@ def test_where_a_draft_is_not_sure_its_windows_end(tmp_path, kind):
     ),
   ],
 )
-@pytest.mark.parametrize('around', [adaptive, hybrid])
+@pytest.mark.parametrize('around', [pytest.param(adaptive, marks=SLOW), hybrid])
 def test_inside_others_too(x64, tmp_path, around, kind, rule):
   """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
   and under coupled at any."""
