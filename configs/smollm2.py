@@ -7,8 +7,8 @@ which takes one or the other, for as many tokens as pay.
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-2 threads of an AMD EPYC, --minutes=6 (bb1389a): `adaptive` 1.63x plain decoding
-(95 %: 1.35 to 1.90), lookup 1.34x (1.15 to 1.54), EAGLE 1.25x (0.88 to 1.62).
+2 threads of an AMD EPYC, --minutes=4 (75a0b66): `adaptive` 1.67x plain decoding
+(95 %: 1.40 to 1.93), lookup 1.41x (1.11 to 1.72), EAGLE 1.21x (0.92 to 1.50).
 """
 
 from configs import default
