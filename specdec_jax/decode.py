@@ -374,11 +374,12 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   tokens_BL = put(state.tokens_BL, tried.window_BN)
   context = context_of(loop.drafter, request, tokens_BL, lengths_B, live_B)
   accepted_B, path_BK = tried.accepted_B, tried.path_BK
-  levels = tree.levels(draft, accepted_B, path_BK)
-  drafts = levels[1], accepted_B, emitted_B
+  most_B, reach_B = tree.levels(draft, accepted_B, path_BK)
+  drafts = reach_B, accepted_B, emitted_B
   outcome = types.Outcome(*drafts, tried.weights_BV, path_BK)
   draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )
   new = State(tokens_BL, lengths_B, live_B, tried.cache, draft_state)
+  levels = most_B, reach_B
   return new, counts.add(info, state, draft, tried, levels, emitted_B, put)

@@ -174,7 +174,7 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
   s, found = dataclasses.replace(e.settings, target=target), target.source
   if sources.FUNCTION.fullmatch(found):
     return _load(s, found)
-  opened = e.target.drafts.get(('opened', found)) or sources.open_source(found)
+  opened = method_lib.opened(e.target, found)
   tokenizer.check_same(e.target.tokenizer, opened.tokenizer)
   _say(memory.check({'reference': _model(s, opened, target.dtype)}))
   return _load(s, opened)

@@ -304,10 +304,11 @@ def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
   level = 1 - 0.05 / len(plan.batch_sizes)
   gains = intervals.speedups(tokens_AG, seconds_AG, level, prompts)
   gains = [intervals.Interval(1.0, 1.0, 1.0), *gains]
-  both = sorted(set.intersection(*map(set, answers)))
   names = [arm.name for arm in arms]
-  texts = ([x[at] for at in both] for x in answers)
-  audits = identity.compare(arms, plan, dict(zip(names, texts, strict=True)))
+  answers = dict(zip(names, answers, strict=True))
+  both = sorted(set.intersection(*map(set, answers.values())))
+  texts = {name: [x[at] for at in both] for name, x in answers.items()}
+  audits = identity.compare(arms, plan, texts)
   rows = [
     records.Row(
       *(arm.name, arm.drafter, arm.gamma),
@@ -318,8 +319,7 @@ def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
     )
     for i, arm in enumerate(arms)
   ]
-  texts = ([*x.values()] for x in answers)
-  failed = identity.failures(dict(zip(names, texts, strict=True)))
+  failed = identity.failures({x: [*y.values()] for x, y in answers.items()})
   return records.Batch(size, rows, _best_gammas(rows), failed, prompts)
 
 

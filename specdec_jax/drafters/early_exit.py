@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import lm, method
-from specdec_jax.io import load, memory, sources
+from specdec_jax.io import load, memory
 from specdec_jax.models import weights as weights_lib
 from specdec_jax.models import work
 
@@ -184,7 +184,7 @@ def _rounded(
 ) -> load.LanguageModel:
   """A copy whose decoder can share the target's cache; it has no encoder."""
   own, source = target.config, target.source
-  opened = target.drafts.get(('opened', source)) or sources.open_source(source)
+  opened = method.opened(target, source)
   copied = memory.Model(opened, dtype, packs=own.run.packed)
   given = f"draft='self': {target.label} rounded to {dtype}"
   if (c := copied.step_bytes() / work.step_bytes(target.params)) > MOST:

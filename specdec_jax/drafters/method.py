@@ -1,4 +1,4 @@
-"""The interface of a drafter's module, and settings that drafters share.
+"""The interface of a drafter's module, and what several of them share.
 
 An entry of drafters.table.DRAFTERS is a module (or any object) with
 
@@ -121,13 +121,17 @@ def check_pair(target: Any, draft: Any) -> None:
 def open_source(target: load.LanguageModel, source: str | os.PathLike) -> Any:
   """The source of a draft, open and checked; of one's own as it is."""
   text = os.fspath(source)
-  if found := target.drafts.get(('opened', text)):  # checked by settings.load
-    return found
   if sources.FUNCTION.fullmatch(text):
     return source
-  opened = sources.open_source(text)
-  check_pair(target, opened)
-  return opened
+  found = opened(target, text)
+  if ('opened', text) not in target.drafts:  # else settings.load has
+    check_pair(target, found)
+  return found
+
+
+def opened(target: load.LanguageModel, source: str) -> sources.Source:
+  """A source that is open: as settings.load opened it, else now."""
+  return target.drafts.get(('opened', source)) or sources.open_source(source)
 
 
 def load_beside(

@@ -269,7 +269,9 @@ def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:
 
 def _prompt_digest(run: Run, prompt: prompts_lib.Prompt) -> str:
   parts = [run.config, prompt.given, prompt.turns, prompt.listed]
-  return _sha256(parts + [prompt.own] * bool(prompt.own))
+  if prompt.own:  # without, as before a line could have some
+    parts.append(prompt.own)
+  return _sha256(parts)
 
 
 def _sha256(content: Any) -> str:
