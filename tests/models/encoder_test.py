@@ -187,7 +187,7 @@ def test_drafting_that_is_timed_alone_reads_the_source():
     jnp.int32(NEW),
     target=model,
     drafter=early_exit.make(model, gamma=2, exit=2),
-    coupled=False,
+    rule=reject.RULE,
   )
   view = early_exit.view(model, 2)
   hidden_BLD = forward.hidden(view, params, text_BL, request.source)
