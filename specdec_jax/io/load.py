@@ -255,9 +255,7 @@ def activations() -> str:
 
 
 def _ready(kernels: str, kinds: Collection[str]) -> bool:
-  """Whether there are kernels for numbers, and for matrices of these kinds."""
-  each = [library.ROWS, *map(library.quantised, sorted(set(kinds)))]
-  return all(library.ready(kernels, files.cache_folder(), x) for x in each)
+  return library.ready(kernels, files.cache_folder(), kinds)
 
 
 def read(

@@ -9,14 +9,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.io import sources
+from specdec_jax.io import files, sources
 from specdec_jax.io.gguf import blocks
 from specdec_jax.io.quantised import rounded
-from specdec_jax.kernels import quantised
+from specdec_jax.kernels import library, quantised
 from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
 SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
+# The setting of a dtype, by what a model is called.
+_KEYS = {x: f'{x}.dtype' for x in ('target', 'draft', 'self')}
 # By the controller of a control group, '' in version 2: the files of its limit
 # and of what is used, and what names begin with that count groups inside too.
 _GROUPS = {
@@ -59,6 +61,14 @@ class Model(NamedTuple):
     """Bytes of a token in its cache."""
     config = self.source.config
     return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
+
+  def keeps(self) -> bool:
+    """Whether dtype='stored' is taken, and keeps some matrices; not of a copy
+    in the target's cache, which is rounded."""
+    kept = set(self.source.kinds.values()) & blocks.KEPT.keys()
+    kinds = [blocks.KEPT[x].kind for x in kept]
+    able = self.cached and self.packs and bool(kept)
+    return able and library.ready('auto', files.cache_folder(), kinds)
 
   def _each(self) -> dict[str, tuple[float, float]]:
     """(bytes, those beside them while it is read) of each parameter, in the
@@ -120,7 +130,7 @@ def _text(path: pathlib.Path) -> str:
 def check(models: Mapping[str, Model], tokens: int = 0) -> str:
   """'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are free'.
 
-  models: by what they are called, in the order in which they are read.
+  models: by what they are called (_KEYS), in the order in which they are read.
   tokens: for which their caches have room, at least.
 
   Raises:
@@ -138,12 +148,16 @@ def check(models: Mapping[str, Model], tokens: int = 0) -> str:
   if most <= have:
     return line
   for dtype in SMALL:
-    pairs = ((x, x._replace(dtype=dtype)) for x in models.values())
-    small = _needs([min(pair, key=Model.bytes) for pair in pairs], caches)[1]
+    other = {
+      k: x._replace(dtype=dtype)
+      for k, x in models.items()
+      if dtype != convert.STORED or x.keeps()
+    }
+    less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
+    small = _needs({**models, **less}.values(), caches)[1]
     if small <= have:
-      raise ValueError(
-        f"{line}: give dtype='{dtype}', which takes {_gb(small)}"
-      )
+      keys = ' and '.join(f'{_KEYS.get(k, "dtype")}={dtype!r}' for k in less)
+      raise ValueError(f'{line}: give {keys}, which takes {_gb(small)}')
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')
 
 

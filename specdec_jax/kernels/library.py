@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
@@ -84,14 +85,18 @@ def check(kernels: str) -> None:
     raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(CHOICES)}')
 
 
-def ready(kernels: str, folder: pathlib.Path, library: Library = ROWS) -> bool:
-  """Whether the kernels can run here; one line of the log if they fail to."""
+def ready(
+  kernels: str, folder: pathlib.Path, kinds: Collection[str] = ()
+) -> bool:
+  """Whether the kernels can run here, those of these kinds of matrices too; one
+  line of the log if they fail to."""
   if kernels == 'xla' or jax.default_backend() != 'cpu':
     return False
-  why = load(folder, library)
-  if why:
-    logging.warning('%s; decoding with XLA', why)
-  return not why
+  for library in (ROWS, *map(quantised, sorted(set(kinds)))):
+    if why := load(folder, library):
+      logging.warning('%s; decoding with XLA', why)
+      return False
+  return True
 
 
 # XLA takes a library once in a process; it stays loaded.

@@ -4,9 +4,10 @@ import gguf
 import pytest
 
 from configs import pair
-from specdec_jax import build, settings
+from specdec_jax import build, settings, sharding
 from specdec_jax.drafters import lm
 from specdec_jax.io import load, memory, sources
+from specdec_jax.kernels import library
 from specdec_jax.models import work
 from tests.io import tiny
 
@@ -181,11 +182,12 @@ BOTH = 'target 0.6 MB (float32), draft 0.6 MB (float32), caches 0.0 MB; '
 REFUSED = [
   (
     1_100_000,
-    "1.1 MB of memory are free: give dtype='stored', which takes 0.7 MB",
+    "1.1 MB of memory are free: give target.dtype='stored', which takes 0.7",
   ),
   (
     660_000,
-    "0.7 MB of memory are free: give dtype='bfloat16', which takes 0.6 MB",
+    "0.7 MB of memory are free: give target.dtype='bfloat16' and draft.dtype="
+    "'bfloat16', which takes 0.6 MB",
   ),
   (300_000, '0.3 MB of memory are free: give a smaller model'),
 ]
@@ -207,3 +209,18 @@ def test_what_does_not_fit_is_refused_before_it_is_read(
   monkeypatch.setattr(memory, 'free', lambda: 300_000)
   with pytest.raises(ValueError, match='a 0.6 MB .float32.; 0.3 MB of'):
     load.load(one)
+
+
+@pytest.mark.parametrize('why', ['kernels', 'mesh', 'compiler'])
+def test_stored_is_offered_where_it_would_be_taken(tmp_path, monkeypatch, why):
+  one, more = source('quantised', tmp_path), {}
+  monkeypatch.setattr(memory, 'free', lambda: 400_000)
+  with pytest.raises(ValueError, match="free: give dtype='stored', which"):
+    load.load(one)
+  if why == 'compiler':
+    monkeypatch.setattr(library, 'ready', lambda *_: False)
+  else:
+    mesh = sharding.make_mesh(1, 2)
+    more = dict(mesh=dict(mesh=mesh), kernels=dict(kernels='xla'))[why]
+  with pytest.raises(ValueError, match="free: give dtype='bfloat16', which"):
+    load.load(one, **more)
