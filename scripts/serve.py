@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import program, settings
-from specdec_jax.serve import app, batch
+from specdec_jax.serve import app, batch, protocol
 
 _CONFIG = program.config_flag('configs/pair.py')
 _HOST = flags.DEFINE_string('host', '127.0.0.1', 'address to listen at')
@@ -25,7 +25,13 @@ _ROWS = flags.DEFINE_integer('rows', 8, 'answers decoded together', 1)
 _LENGTH = flags.DEFINE_integer('length', 1024, 'tokens with the prompt', 2)
 _QUEUE = flags.DEFINE_integer('queue', 64, 'answers that may wait', 1)
 _SECONDS = flags.DEFINE_float('time_limit', 600, 'seconds of a request', 0, 1e6)
-_LOGPROBS = flags.DEFINE_integer('logprobs', 0, 'kept of each token', 0, 20)
+_LOGPROBS = flags.DEFINE_integer(
+  'logprobs',
+  0,
+  '1: of each token; 2 and more: of as many likeliest too',
+  0,
+  protocol.TOP,
+)
 _KEY = flags.DEFINE_string('api_key_file', '', 'file with the key of /v1')
 _RECORD = flags.DEFINE_string('record', '', 'JSONL file of answers, to train')
 

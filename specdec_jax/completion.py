@@ -83,7 +83,11 @@ class Settings:
   top_k: int = fields.setting(0, low=0, help='0 is off')
   top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
   seed: int = fields.setting(
-    0, low=0, high=2**32 - 1, help='one seed gives one text, in any batch'
+    0,
+    low=0,
+    high=2**32 - 1,
+    help='one seed gives one text, in any batch; sampled with `adaptive`, at '
+    'the same costs',
   )
   stop: Any = ()
   stop_ids: Any = None

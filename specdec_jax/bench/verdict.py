@@ -20,7 +20,7 @@ _OF_DRAFTERS: dict[intervals.Outcome, str] = {
   'too few': 'cannot tell',
 }
 _CHANGES = {
-  'win': 'use gamma {}{}.',
+  'win': 'use {}{}.',
   'too few': 'measure again: more prompts (and --minutes), or a smaller '
   'bench.batch_size.',
   'loss': 'do not speculate here.',
@@ -334,7 +334,10 @@ def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
     return 'generate more tokens, with a larger decode.max_new_tokens.'
   lost = [x.category for x in categories if _outcome(x) == 'loss']
   but = f', but not for {", ".join(lost)}' if lost else ''
-  text = _CHANGES[outcome].format(best.gamma, rich.markup.escape(but))
+  used = f'gamma {best.gamma}'
+  if best.counts.accepted_by_width:  # decode.gammas says nothing of trees
+    used = f'it as it is, with its tree of {best.gamma} nodes'
+  text = _CHANGES[outcome].format(used, rich.markup.escape(but))
   if model.best_gamma and model.best_gamma not in tried:
     text += (
       f' Try gamma {model.best_gamma}: by the cost model '

@@ -48,7 +48,8 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   The models are T5s, a target and a draft of different shapes, and tables that
   depend on the source too. The lengths of sources and prompts differ.
 
-  amount: how many drafters; the first rule with one, every rule with more.
+  amount: how many drafters; the first rule with one, every rule of chains with
+    more.
   """
   full = amount > 1
   if subject.model is not None:
@@ -68,7 +69,7 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   parts = PROMISES[2:-1]
   # Reading sources is not what needs the amounts of the full tier.
   passed, reached = _check_all(parts, subject, full=False)
-  rules = ', '.join(rule.name for rule in subject.rules)
+  rules = ', '.join(rule.name for rule in subject.apart())
   return base.Figure(
     f'{passed} of {len(parts)} promises hold',
     'theirs',

@@ -13,6 +13,8 @@ from specdec_jax import api, build, completion, fields, requests
 _TEXT_TOKENS = 16
 # Stop strings of a request, as OpenAI allows.
 STOPS = 4
+# Likeliest tokens of each place, at most.
+TOP = 20
 # What a setting of a body is called in completion.Settings.
 _SETTINGS = {
   **{x: x for x in ('temperature', 'top_p', 'top_k', 'seed', 'stop', 'n')},
@@ -222,11 +224,13 @@ def _top(given: Mapping[str, Any], kept: int, chat: bool) -> int | None:
     if top:
       raise ValueError(f'{name}={top}: needs logprobs=true beside it')
     return None
+  if top > TOP:
+    raise ValueError(f'{name}={fields.short(top)}: allowed are 0 to {TOP}')
   most = kept if kept > 1 else 0
   if not kept or top > most:
     raise ValueError(
       f'{name}={top}: this server keeps {most} of each token; start it with '
-      f'--logprobs={max(top, 1)}'
+      f'--logprobs={max(top, 2) if top else 1}'
     )
   return top
 

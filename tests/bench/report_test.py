@@ -73,6 +73,7 @@ def batch(size, *gains, audits=(None, None, None), **changes):
 LOSS = [row('lookup', gain(0.7, 0.68, 0.73), gamma=2), row('lookup', LOST)]
 BETTER = model(by_gamma={1: 1.2, 4: 0.92}, best_gamma=1)
 SMALLER = model()._replace(by_tree={'2': 1.1, '2,1': 1.2, '2,2': 1.0})
+OF_A_TREE = counts()._replace(accepted_by_width=[[1, 2]])
 LARGEST = model()._replace(by_tree={'2': 1.1, '2,1': 1.2, '2,2': 1.3})
 PARTS = [
   part('one', gain(3.0)),
@@ -122,9 +123,9 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       'Try gamma',
     ),
     (
-      document([row('eagle', WON, explained=LARGEST)]),
-      ['use gamma 4'],
-      'Try the tree',
+      document([row('eagle', WON, explained=LARGEST, counts=OF_A_TREE)]),
+      ['  eagle: use it as it is, with its tree of 4 nodes.'],
+      'use gamma',
     ),
     (
       document([row('lm', LOST, x, explained=BETTER) for x in (4, 1)]),

@@ -94,6 +94,14 @@ def test_encoders_are_not_promised_for_what_has_none():
       certificate.encoder_decoder(other, 1)
 
 
+def test_encoders_are_said_to_meet_the_rules_that_they_meet(monkeypatch):
+  """Without trees, two rules are others of the list."""
+  monkeypatch.setattr(certificate, '_check_all', lambda *_, **__: (1, ''))
+  found = certificate.encoder_decoder(load.subject('', '', '', seed=0), 99)
+  assert found.size.startswith('rules reject, block, coupled; drafters lm, ')
+  assert 'eagle' not in found.size and base.TREE not in found.size
+
+
 @pytest.mark.more
 def test_the_program_fails_with_a_planted_fault(tmp_path):
   done = programs.run(

@@ -142,7 +142,9 @@ REFUSED = [
     "unknown setting 'stream_options.a': allowed are include_usage",
   ),
   (TEXT | dict(logprobs=-1), 400, 'logprobs=-1: must be a whole number'),
-  (TEXT | dict(logprobs=3), 400, 'this server keeps 2 of each token; start'),
+  (TEXT | dict(logprobs=3), 400, 'keeps 2 of each token; start it with --logp'),
+  (TEXT | dict(logprobs=21), 400, 'logprobs=21: allowed are 0 to 20'),
+  (TEXT | dict(logprobs=10**400), 400, 'logprobs=<int>: allowed are 0 to 20'),
   (CHAT | dict(logprobs=1), 400, 'logprobs=1: must be true or false'),
   (CHAT | dict(top_logprobs=1), 400, 'top_logprobs=1: needs logprobs=true'),
   (dict(prompt=''), 400, 'empty prompt'),
@@ -183,6 +185,10 @@ def test_log_probabilities_that_are_not_kept_are_refused():
       read(body, logprobs=0)
     assert read(body).top == 0
   assert read(CHAT | dict(logprobs=True, top_logprobs=2)).top == 2
+  # One likeliest token takes as much as two: 1 keeps each token's own.
+  for kept in (0, 1):
+    with pytest.raises(protocol.Refused, match='start it with --logprobs=2'):
+      read(TEXT | dict(logprobs=1), logprobs=kept)
 
 
 def test_an_answer_with_log_probabilities():
