@@ -4,8 +4,9 @@ python scripts/generate.py --config=configs/smollm2.py \
   --prompts=IN.jsonl --output=OUT.jsonl [--html=PAGE.html]
 
 Uses the config's first method at its first gamma, bench.batch_size, and the
-chat template unless bench.chat is False. docs/options.md documents the lines of
-IN, specdec_jax/serve/batch.py those of OUT. PAGE shows the answers of this run.
+chat template unless bench.chat is False, as it should be for a base model.
+docs/options.md documents the lines of IN, specdec_jax/serve/batch.py those of
+OUT. PAGE shows the answers of this run.
 """
 
 import dataclasses

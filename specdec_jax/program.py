@@ -75,8 +75,9 @@ def config_flag(
   keys: the file that lists the keys, for --help.
   """
   about = (
-    f'FILE or FILE:ARGUMENT, as in FILE:tiny; its keys, listed in {keys}, are '
-    'changed by --config.SECTION.KEY=VALUE'
+    f'FILE or FILE:ARGUMENT, as in FILE:tiny; its keys, listed in {keys}, '
+    'which says where they are explained, are changed by '
+    '--config.SECTION.KEY=VALUE'
   )
   try:
     return config_flags.DEFINE_config_file('config', default, about)

@@ -342,8 +342,8 @@ def place(request: decode.Request, layout: sharding.Layout | None):
   rows = request.tokens_BL.shape[0]
   if rows != rows_on(layout, rows):
     raise ValueError(
-      f'{rows} rows do not divide over {layout.mesh.shape}: '
-      'use a multiple of it as batch size'
+      f'{rows} rows: mesh.data={layout.mesh.shape["data"]} has to divide '
+      'them; give another bench.batch_size'
     )
   return jax.tree.map(
     lambda x: hosts.put(

@@ -41,7 +41,9 @@ class Target(fields.Checked):
 class Mesh(fields.Checked):
   """Devices along each axis of the mesh; 1 x 1 is one device without a mesh."""
 
-  data: int = fields.setting(help='-1: all that are left; sharding.data_axis')
+  data: int = fields.setting(
+    help='-1: those that `model` leaves, at most one a row; 1 on CPU'
+  )
   model: int = fields.setting(low=1)
 
   def __post_init__(self):
@@ -98,7 +100,10 @@ class Bench(fields.Checked):
     low=0, help='keep the last tokens of a prompt; 0: all'
   )
   batch_size: int = fields.setting(low=1)
-  chat: bool = fields.setting(help='put prompts through the chat template')
+  chat: bool = fields.setting(
+    help='put prompts through the chat template, without one as lines '
+    '"User: ..."; False for a base model'
+  )
   small: bool = fields.setting(help='smoke test: the ceiling of tiny arrays')
 
 

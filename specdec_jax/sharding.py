@@ -78,11 +78,13 @@ def make_mesh(
       f'mesh data={data} x model={model} needs {data * model} devices; '
       f'there are {len(devices)}'
     )
-  if processes > 1 and data * model < len(devices):
+  if processes > 1 and data * model < (count := len(devices)):
+    fits = f'mesh.data={count // model}'
+    if count % model:
+      fits = f'a mesh.model that divides {count}'
     raise ValueError(
-      f'mesh data={data} x model={model}: {processes} processes have '
-      f'{len(devices)} devices, and the mesh has to hold them all; set '
-      f'mesh.data={len(devices) // model if len(devices) % model == 0 else 1}'
+      f'mesh data={data} x model={model}: {processes} processes have {count} '
+      f'devices, and the mesh has to hold them all; set {fits}'
     )
   if tensor_parallel and model % tensor_parallel:
     raise ValueError(

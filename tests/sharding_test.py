@@ -163,6 +163,9 @@ def test_requests_are_split_over_the_data_axis():
     np.testing.assert_array_equal(x, y)
     assert shard_shape(x) == (2, *y.shape[1:])
   assert requests.place(request, None) is request
+  odd, why = fakes.request([[1]] * 6, 4, vocab=16), '6 rows: mesh.data=4 has to'
+  with pytest.raises(ValueError, match=f'{why} .* bench.batch_size'):
+    requests.place(odd, layout)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +257,15 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
 def test_a_mesh_that_cannot_be_is_refused(shape, words):
   with pytest.raises(ValueError, match=words):
     sharding.make_mesh(**shape)
+
+
+@pytest.mark.parametrize(
+  'model, why', [(4, 'set mesh.data=2'), (3, 'set a mesh.model that divides 8')]
+)
+def test_several_processes_need_all_devices(monkeypatch, model, why):
+  monkeypatch.setattr(jax, 'process_count', lambda: 2)
+  with pytest.raises(ValueError, match=f'the mesh has to hold them all; {why}'):
+    sharding.make_mesh(1, model)
 
 
 def test_a_layout_that_cannot_be_is_refused():

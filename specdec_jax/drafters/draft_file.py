@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ from specdec_jax.io.published import eagle_folder
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 
+_FORMAT = 'specdec_jax {} 1'
 ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
 
 
@@ -110,8 +112,13 @@ def read(
       arrays = {name: opened.get_tensor(name) for name in opened.keys()}
   except (OSError, safetensors.SafetensorError) as error:
     raise _damaged(kind, source, error) from error
-  if about.pop('format', '') != _format(kind):
-    raise ValueError(f'{kind.name} {source}: not {kind.form}')
+  if (found := about.pop('format', '')) != _format(kind):
+    made = re.fullmatch(_FORMAT.format(r'(\w+)'), found)
+    why = f'not {kind.form}'
+    if made:
+      section = {'lm': 'draft'}.get(made[1], made[1])
+      why = f'is a draft of {made[1]}: give it as {section}.source'
+    raise ValueError(f'{kind.name} {source}: {why}')
   return arrays, about
 
 
@@ -153,7 +160,7 @@ def _damaged(kind: Kind, source, why) -> ValueError:
 
 
 def _format(kind: Kind) -> str:
-  return f'specdec_jax {kind.name} 1'
+  return _FORMAT.format(kind.name)
 
 
 # --- the layer of an EAGLE draft ---------------------------------------------

@@ -35,7 +35,8 @@ def for_target(
   if target.start is not None:
     raise ValueError(
       f'eagle: {target.label} has an encoder, and eagle drafts for a decoder '
-      'alone; give lm, lookup, ngram or early_exit'
+      'alone; give lm, lookup or ngram, to the drafters around one as '
+      'hybrid.drafter=lm or adaptive.drafter=lookup'
     )
   whole = method.whole(target)
   put, source = whole and whole.sharding(), settings.source

@@ -22,7 +22,7 @@ def read_json(
       return missing
     raise ValueError(
       f'{path}: no such file; a model folder needs config.json, '
-      'tokenizer.json and *.safetensors'
+      "tokenizer.json and *.safetensors, a draft's config.json and its weights"
     ) from e
   except (OSError, ValueError, RecursionError) as e:
     raise ValueError(f'{path}: not readable as JSON: {e}') from e

@@ -68,8 +68,8 @@ def batches(
   (rows,) = lengths
   if rows < batch:
     raise ValueError(
-      f'{rows} rows are fewer than batch={batch}: use a smaller batch or more '
-      'data'
+      f'{rows} rows are fewer than a batch of {batch}: give more data, or a '
+      'smaller text.rows (train.py) or batch.rows (distill.py)'
     )
   about: dict[str, Any] = dict(
     seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)

@@ -37,8 +37,8 @@ class Mesh(settings_lib.Mesh):
     mesh = sharding.mesh_of(size, self.model)
     if self.fsdp and mesh is None:
       raise ValueError(
-        'mesh.fsdp=True: there is one device; give a larger mesh.data, or '
-        'fsdp=False'
+        'mesh.fsdp=True: the mesh is 1 x 1; give mesh.data or mesh.model as '
+        'many devices as there are, or fsdp=False'
       )
     return mesh
 

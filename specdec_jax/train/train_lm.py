@@ -33,10 +33,12 @@ class Model(fields.Checked):
   """The model: of a size, with random weights, or of a source."""
 
   size: str = fields.setting(
-    help='a row of models.config.SIZES, with the vocabulary of the tokenizer'
+    help='a row of models.config.SIZES, of the Llama, Qwen2, Qwen3 or T5 '
+    'family, with the vocabulary of the tokenizer'
   )
   source: str = fields.setting(
-    help='a model to go on from, with its tokenizer, such as hf:org/name'
+    help='a model of one of these families to go on from, with its tokenizer, '
+    'such as hf:org/name'
   )
   dtype: str = fields.setting(
     allowed=settings_lib.DTYPES,

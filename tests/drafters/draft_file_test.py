@@ -56,7 +56,7 @@ def test_what_is_no_file_of_a_draft(path):
     ('cut', 'damaged, or not a file of scripts/medusa.py'),
     ('text', 'damaged, or not a file'),
     ('plain', 'not a file of scripts/medusa.py'),
-    ('eagle', 'not a file of scripts/medusa.py'),
+    ('eagle', 'is a draft of eagle: give it as eagle.source'),
     ('.', 'no such file; give a file of scripts/medusa.py'),
     ('absent', 'no such file; give a file of scripts/medusa.py'),
   ):
@@ -307,7 +307,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path):
     read('random:t5_tiny', other)
   for source, why in (
     ('zoo:nothing', 'the zoo has flan-t5-small-titles, smollm2'),
-    ('zoo:smollm2-135m-instruct', 'not a file of scripts/distill.py'),
+    ('zoo:smollm2-135m-instruct', 'is a draft of eagle: give it as eagle.so'),
     ('no.safetensors', 'no such file; give a file of scripts/distill.py'),
   ):
     with pytest.raises(ValueError, match=f'^lm {source}: {why}'):

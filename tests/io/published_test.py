@@ -294,6 +294,9 @@ def test_a_narrower_draft_needs_an_embedding(tmp_path):
 
 
 def test_a_folder_without_weights(tmp_path):
+  why = "config.json: no such file; .*, a draft's config.json and its weights"
+  with pytest.raises(ValueError, match=why):
+    eagle_folder.fit(tmp_path, '', target())
   (tmp_path / 'config.json').write_text('{}')
   with pytest.raises(ValueError, match='model.safetensors: no such file'):
     eagle_folder.fit(tmp_path, '', target())

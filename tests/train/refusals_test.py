@@ -12,7 +12,7 @@ T5 = 'text.vocab=270 text.length=10 text.source_length=6 text.rows=4 '
 REFUSED = [
   (LM + 'mesh.data=3', 'text.rows=4: mesh.data=3 has to'),
   (LM + 'optimiser.accumulate=3', '=4: optimiser.accumulate=3 has to'),
-  (LM + 'mesh.fsdp=True', 'mesh.fsdp=True: there is one device'),
+  (LM + 'mesh.fsdp=True', 'mesh.fsdp=True: the mesh is 1 x 1; give'),
   (LM + 'mesh.data=0', 'mesh.data=0: must be a whole number, at least'),
   (
     LM + 'mesh.data=3 mesh.fsdp=True text.rows=6',
