@@ -18,7 +18,7 @@ from specdec_jax.io.quantised import rounded
 from specdec_jax.models import config, eagle, lm, weights
 from tests import loops
 
-pytestmark = pytest.mark.aot_tpu
+pytestmark = [pytest.mark.aot_tpu, pytest.mark.usefixtures('optimised')]
 
 ROWS, LENGTH, GAMMA = 8, 1024, 4
 SCAN = config.Execution(scan_layers=True)

@@ -15,8 +15,6 @@ from specdec_jax.drafters import lm
 from specdec_jax.io import sources, tokenizer
 from specdec_jax.models import convert
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 COMMON = dict(max_new_tokens=20, temperature=0.9, seed=3)
 PROMPTS = [[5, 6, 7, 5, 6], [1], [9, 8, 7, 9, 8, 7, 9]]
 

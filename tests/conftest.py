@@ -1,7 +1,7 @@
 """Strict switches for every test; see style R16."""
 
-import contextlib
 import functools
+import gc
 import os
 import pathlib
 
@@ -20,6 +20,7 @@ import pytest
 from absl import flags
 from jax._src import compiler
 
+gc.set_threshold(100_000, 20, 100)  # tracing makes many objects that stay
 flags.FLAGS.mark_as_parsed()
 jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
@@ -34,42 +35,44 @@ def x64():
     yield
 
 
-@contextlib.contextmanager
-def _less_optimised():
-  name = 'jax_disable_most_optimizations'
-  before, made = jax.config.read(name), compiler.get_compile_options
+# Nearly all of a test is compiling. Loops that these passes clone took a sixth
+# of it, a module of MLIR for each fusion a half of what was left.
+_LOOPS = (
+  'while-loop-invariant-code-motion',
+  'simplify-while-loops',
+  'while-loop-trip-count-annotator',
+)
+_LESS = [
+  ('xla_disable_hlo_passes', ','.join(_LOOPS)),
+  ('xla_cpu_parallel_codegen_split_count', 1),
+]
+if jax.__version_info__ < (0, 11):
+  _LESS.append(('xla_cpu_use_fusion_emitters', False))
+_options = compiler.get_compile_options
 
-  # A module of MLIR for every fusion is half of what is left. No public switch
-  # turns that off for some programs only, and jaxlib 0.11 has none at all.
-  @functools.wraps(made)
-  def plainer(*args, **kwargs):
-    options = made(*args, **kwargs)
-    options.env_option_overrides = [
-      *options.env_option_overrides,
-      ('xla_cpu_use_fusion_emitters', False),
-    ]
-    return options
 
-  jax.config.update(name, True)
-  if jax.__version_info__ < (0, 11):
-    compiler.get_compile_options = plainer
-  yield
-  compiler.get_compile_options = made
-  jax.config.update(name, before)
+@functools.wraps(_options)
+def _less_optimised(*args, **kwargs):
+  options = _options(*args, **kwargs)
+  options.env_option_overrides = [*options.env_option_overrides, *_LESS]
+  return options
+
+
+def _optimise(whole: bool) -> None:
+  """Compiles as users do, or in less time: no public switch does all of it."""
+  jax.config.update('jax_disable_most_optimizations', not whole)
+  compiler.get_compile_options = _options if whole else _less_optimised
+
+
+_optimise(False)
 
 
 @pytest.fixture
-def compile_in_less_time():
-  """For tests of what is reported or compared; programs run slower."""
-  with _less_optimised():
-    yield
-
-
-@pytest.fixture(scope='module')
-def all_compile_in_less_time():
-  """The same for a file with the fixtures that its tests share."""
-  with _less_optimised():
-    yield
+def optimised():
+  """For tests of what XLA makes, and of those that compute for long."""
+  _optimise(True)
+  yield
+  _optimise(False)
 
 
 @pytest.fixture(autouse=True, scope='module')

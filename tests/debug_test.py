@@ -19,8 +19,6 @@ from specdec_jax.models import convert, lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, L, NEW, GAMMA, B = 13, 32, 12, 3, 3
 TABLE = fakes.table_model(V)
 INNER = lm_drafter.make(TABLE, gamma=GAMMA)

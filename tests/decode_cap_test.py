@@ -11,8 +11,6 @@ from specdec_jax.drafters import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, NEW, L = 13, 12, 32
 MOST = np.array([2, 2, 0, 2, 5, 1], np.int32)
 ASKED = dict(temperature=[0.0, 0.9, 0.8, 1.2, 0.7, 0.9], top_p=0.95, seed=3)

@@ -16,8 +16,6 @@ from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, NEW, L, B = 13, 16, 32, 6
 
 

@@ -14,8 +14,6 @@ from specdec_jax.models import lm
 from specdec_jax.verify import reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 GAMMA = 3
 SCRIPTED = scripted.make(gamma=GAMMA)
 TABLE = fakes.table_model(40)

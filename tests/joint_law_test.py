@@ -116,12 +116,12 @@ def test_joint_law_of_a_tree(name, levels, drafts, rule):
     pytest.param(reject.RULE, 5, marks=pytest.mark.slow),
   ],
 )
-def test_a_window_of_a_tree_enumerated(rule, gamma, x64, compile_in_less_time):
+def test_a_window_of_a_tree_enumerated(rule, gamma, x64):
   pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, gamma))
   enumerated.long_window_error(WORLD, pair, WARM)
 
 
-def test_a_wrong_rule_of_trees_is_seen_in_a_window(x64, compile_in_less_time):
+def test_a_wrong_rule_of_trees_is_seen_in_a_window(x64):
   """It takes what is left of p for a sibling to be p."""
 
   def verify(noise, draft, p_BNV):

@@ -209,7 +209,6 @@ def test_an_answer_that_breaks_off_is_said_to(tab, stream, said):
   assert tab.get_by_role('button').inner_text() == 'Answer'
 
 
-@pytest.mark.usefixtures('all_compile_in_less_time')
 def test_the_counters_are_those_of_the_server(tab):
   """A real one, which wants a key."""
   shape = dict(waiting=small.WAITING, key='secret')

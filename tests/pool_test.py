@@ -11,8 +11,6 @@ from specdec_jax.models import lm
 from specdec_jax.verify import reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, L, N, ROWS = 13, 48, 12, 3
 # Requests that differ in everything.
 ASKED = dict(

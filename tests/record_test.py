@@ -19,7 +19,7 @@ TOP_P = (0.9, 1.0, 1.0)
 
 
 @pytest.fixture(scope='module')
-def ran(all_compile_in_less_time):
+def ran():
   """(engine, request, Output of generate, Output and windows of record)."""
   with jax.enable_x64(True):
     model = fakes.table_model(V)

@@ -15,8 +15,6 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 B, L, NEW = 8, 32, 8
 # Heads that every mesh divides, and SmolLM2-135M's 9 and 3.
 EVEN = dict(

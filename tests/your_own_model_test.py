@@ -14,8 +14,6 @@ from specdec_jax.certify import base, certificate, load
 from specdec_jax.drafters import lookup
 from specdec_jax.verify import reject
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / 'docs/your_own_model.md').read_text()
 DECODER, ADAPTER, CHECKS = re.findall(r'```python\n(.*?)```', TEXT, re.S)
@@ -60,7 +58,7 @@ def wrongly_written(how):
 
 
 @pytest.mark.more
-def test_the_page_runs_as_printed(mine, compile_in_less_time, capsys):
+def test_the_page_runs_as_printed(mine, capsys):
   mine(DECODER, ADAPTER)
   names(CHECKS)
   printed = capsys.readouterr().out
@@ -113,7 +111,7 @@ def stale(*blocks):
     (DECODER, edited(ADAPTER, OWN_MASK)),
   ],
 )
-def test_check_cache_finds(decoder, adapter, compile_in_less_time):
+def test_check_cache_finds(decoder, adapter):
   said = stale(decoder, adapter)
   assert "the target's cache is stale" in said
   if '.add(' in decoder:  # the page shows this one
@@ -138,7 +136,7 @@ def test_ngram_fits_a_padded_vocabulary(mine):
 # --- certify --model ----------------------------------------------------------
 
 
-def test_the_model_takes_the_place_of_ours(mine, compile_in_less_time):
+def test_the_model_takes_the_place_of_ours(mine):
   mine(DECODER, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)
   assert subject.supplied == ('model',)
@@ -187,9 +185,7 @@ MISFITS = {
 
 
 @pytest.mark.parametrize('message', MISFITS)
-def test_a_model_that_does_not_fit_is_one_sentence(
-  message, mine, compile_in_less_time
-):
+def test_a_model_that_does_not_fit_is_one_sentence(message, mine):
   mine(edited(DECODER + ADAPTER, MISFITS[message]))
   with pytest.raises(ValueError) as error:
     load.model('mine:make')
@@ -202,7 +198,7 @@ def test_a_model_that_does_not_fit_is_one_sentence(
   'decoder, held', [(DECODER, True), (wrongly_written(ADDS), False)]
 )
 def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
-  decoder, held, mine, compile_in_less_time
+  decoder, held, mine
 ):
   mine(decoder, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)
@@ -216,7 +212,7 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
 
 
 @pytest.mark.slow
-def test_what_ran_on_one_device_says_so(mine, compile_in_less_time):
+def test_what_ran_on_one_device_says_so(mine):
   """A model of one's own is not split over a mesh."""
   mine(DECODER, ADAPTER)
   subject = load.subject('', '', 'mine:make', seed=0)

@@ -13,8 +13,6 @@ from specdec_jax.bench import audit
 from specdec_jax.verify import coupled
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, LENGTH, GAMMA = 16, 32, 3
 PROMPT = (3, 1, 4)
 LARGEST = 1000.0

@@ -22,8 +22,6 @@ from specdec_jax.certify import table_model
 from specdec_jax.io import files, load
 from specdec_jax.kernels import library
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 def settings(methods=('lm', 'lookup'), **changes):
   c = importlib.import_module('configs.pair').get_config('tiny')

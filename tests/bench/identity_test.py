@@ -14,8 +14,6 @@ from specdec_jax.models import convert
 from specdec_jax.verify import coupled, reject
 from tests.bench import bench_test
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 @pytest.mark.parametrize(
   'rule, temperature, expected',

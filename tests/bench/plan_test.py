@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 from specdec_jax import printing, requests
 from specdec_jax import settings as settings_lib
@@ -10,8 +9,6 @@ from specdec_jax.bench import budget, prompts, tables
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration
 from tests.bench import bench_test
-
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 
 
 def experiment(**changes):

@@ -18,8 +18,6 @@ from specdec_jax.drafters import early_exit, hybrid, lm, lookup
 from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 def test_alpha_is_the_mean_overlap():
   """Chunked over the text = one pass over all of it, in numpy."""

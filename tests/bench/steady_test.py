@@ -9,8 +9,6 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import steady
 from tests.bench import bench_test
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 @pytest.mark.parametrize(
   'prompts, rows, sets, queue',

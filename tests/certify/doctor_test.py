@@ -14,8 +14,6 @@ from specdec_jax.models import weights
 from specdec_jax.verify import reject
 from tests import programs
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 @pytest.fixture(autouse=True)
 def anew():

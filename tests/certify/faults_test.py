@@ -32,7 +32,7 @@ def marks(name):
 @pytest.mark.parametrize(
   'name', [pytest.param(x, marks=marks(x)) for x in faults.FAULTS]
 )
-def test_a_planted_fault_is_caught(name, compile_in_less_time):
+def test_a_planted_fault_is_caught(name):
   seen_by = faults.FAULTS[name].promise
   (promise,) = certificate.choose([seen_by], ())
   promise = promise._replace(quick=AMOUNTS[seen_by])

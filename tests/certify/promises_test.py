@@ -77,9 +77,8 @@ HOLDS = {
   'name', [pytest.param(name, marks=x[2]) for name, x in HOLDS.items()]
 )
 def test_promise_holds(name, request, monkeypatch):
-  # Most of the time is compiling, but for what is counted.
-  if not name.startswith('joint'):
-    request.getfixturevalue('compile_in_less_time')
+  if name.startswith('joint'):  # counts for longer than it compiles
+    request.getfixturevalue('optimised')
   assert HOLDS.keys() == PROMISES.keys()
   amount, words, marks = HOLDS[name]
   # Of the one that checks the others.
@@ -97,7 +96,7 @@ def test_promise_holds(name, request, monkeypatch):
 
 
 @pytest.mark.slow
-def test_bounds_count_positions_once(compile_in_less_time):
+def test_bounds_count_positions_once():
   """Many programs read the same texts: 3 / n does not follow from them."""
   lookup = {'lookup': load.RECIPES['lookup']}
   compared, distinct, rate = reached_of('greedy-identity', REJECT, lookup)
@@ -126,9 +125,7 @@ def reached_of(*args, **options) -> tuple[int, int, float]:
 
 
 @pytest.mark.more
-def test_a_source_that_is_not_read_breaks_a_promise(
-  monkeypatch, compile_in_less_time
-):
+def test_a_source_that_is_not_read_breaks_a_promise(monkeypatch):
   """The oracle knows of no source; the models read one."""
   monkeypatch.setattr(table_model, 'given', lambda p_RVV, source: p_RVV)
   row = check('encoder-decoder', REJECT, {'x': enumerated.script}, 1)
@@ -215,7 +212,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
     ('sure', 'instead of .*; off by'),
   ],
 )
-def test_own_drafters(name, case, compile_in_less_time, monkeypatch):
+def test_own_drafters(name, case, monkeypatch):
   monkeypatch.setattr(enumerated, 'LONG_GAMMAS', (4,))
   mine = dict([load.drafter(f'tests.own_rules:{name}')])
   row = check('windows-enumerated', REJECT, mine, 2, supplied=('drafter',))
@@ -225,7 +222,7 @@ def test_own_drafters(name, case, compile_in_less_time, monkeypatch):
 
 
 @pytest.mark.more
-def test_an_impossible_total_is_a_finding(monkeypatch, compile_in_less_time):
+def test_an_impossible_total_is_a_finding(monkeypatch):
   """A distribution with a hole draws nothing in some of its outcomes."""
   normal = enumerate_window.normal
   monkeypatch.setattr(

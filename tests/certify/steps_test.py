@@ -22,9 +22,6 @@ from specdec_jax.certify import (
 from specdec_jax.drafters import lm
 from specdec_jax.verify import block, coupled, reject
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
-
 # --- drafters that are wrong now and then -------------------------------------
 
 

@@ -18,8 +18,6 @@ from specdec_jax.models import lm
 from specdec_jax.verify import kseq
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 @pytest.mark.more
 def test_costs_by_number_of_drafts(monkeypatch):

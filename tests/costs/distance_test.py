@@ -15,7 +15,6 @@ from specdec_jax.costs import distance
 from specdec_jax.io import load
 from tests.io import tiny
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
 PROMPTS = {'a': (5, 6, 7, 8, 9), 'b': (3, 1, 4, 1, 5, 9, 2, 6), 'c': (7, 7)}
 
 

@@ -19,7 +19,6 @@ from tests.distill import runs
 from tests.io import tiny
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 
 
 @pytest.fixture(scope='module')

@@ -16,8 +16,6 @@ from tests.distill import runs
 from tests.drafters import medusa_test
 from tests.io import tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 @pytest.mark.more
 @pytest.mark.parametrize(

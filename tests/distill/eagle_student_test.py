@@ -18,8 +18,6 @@ from tests.distill import runs
 from tests.drafters import dflash_test
 from tests.io import published_test
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 OWN = {
   'eagle3': dict(kind='eagle3', taps=(0, 1), vocabulary=128),
   'mtp': dict(kind='mtp', vocabulary=128),

@@ -7,8 +7,6 @@ from specdec_jax import build, requests
 from specdec_jax.distill import evaluate, sections
 from specdec_jax.drafters import lm as lm_drafter
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 def figures(draft_source: str, temperature: float, gamma: int = 2):
   target, draft = build.load('random:tiny'), build.load(draft_source)

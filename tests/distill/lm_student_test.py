@@ -13,7 +13,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from tests.distill import divergences_test
 
-pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
+pytestmark = pytest.mark.usefixtures('x64')
 
 CONFIG, T5 = (
   model_config.sized(size).running(dtype='float64')

@@ -14,8 +14,6 @@ from specdec_jax.io.published import medusa_heads
 from specdec_jax.models import eagle
 from tests.distill import runs
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 OWN = dict(kind='medusa', vocabulary=0)
 
 

@@ -11,7 +11,6 @@ from specdec_jax.models import lm
 from specdec_jax.train import text
 from tests.distill import runs
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 LM = 'student.kind=lm student.taps=() '  # and where from
 SIZE = LM + 'student.size=tiny student.share=False student.vocabulary=0 '
 T5 = LM + 'student.layers=() student.size=t5_tiny '

@@ -11,7 +11,6 @@ from specdec_jax.drafters import draft_file
 from specdec_jax.models import lm
 from tests.distill import runs
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 TEACHER = 'random:t5_tiny'
 
 

@@ -14,8 +14,6 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, work
 from tests.distill import runs
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 def made(target, ids=None, **student):
   """(start, student) of configs/distill.py with these settings."""

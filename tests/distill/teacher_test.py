@@ -16,8 +16,6 @@ from specdec_jax import api, build, completion, forward, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
 ITEMS = requests.items(PROMPTS)
 TAPS = (0, 1)

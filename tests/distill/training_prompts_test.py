@@ -13,8 +13,6 @@ from specdec_jax.bench import prompts as bench_prompts
 from specdec_jax.distill import sections, training_prompts
 from specdec_jax.io import tokenizer as tokenizer_lib
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 def data(**changes) -> sections.Data:
   few = dict(prompts=8, held_out=2, length=64, prompt_tokens=24, batch=64)

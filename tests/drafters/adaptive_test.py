@@ -18,8 +18,6 @@ from specdec_jax.drafters import (
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, L, K, NEW = 40, 128, 4, 100
 COSTS = adaptive.Costs(
   np.float32([1, 1.1, 1.2, 1.5, 1.6]), np.float32([0, 0.1, 0.2, 0.3, 0.4])

@@ -23,8 +23,6 @@ from specdec_jax.verify import block, coupled, kseq, reject, traversal
 from tests import fakes
 from tests.drafters import features_test
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 L, B, NEW, V = (
   features_test.L,
   features_test.B,

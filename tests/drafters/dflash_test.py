@@ -20,8 +20,6 @@ from tests.drafters import medusa_test, windows
 from tests.drafters.medusa_test import GAMMA, IDS, L
 from tests.io import published_test, tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 GOLDEN = pathlib.Path(__file__).parents[1] / 'io/golden/dflash'
 LOGITS = dict(np.load(GOLDEN / 'logits.npz'))
 GIVEN = {x: LOGITS.pop(x) for x in ('tokens', 'features', 'embed', 'head')}

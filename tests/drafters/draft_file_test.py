@@ -246,7 +246,7 @@ def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
 @pytest.mark.parametrize(
   'size', [pytest.param('t5_tiny', marks=pytest.mark.slow), 'tiny']
 )
-def test_the_text_is_plain_decodings(size, tmp_path, compile_in_less_time):
+def test_the_text_is_plain_decodings(size, tmp_path):
   path, _, _ = layers(tmp_path, size)
   target = load.load(f'random:{size}:0')
   text = lambda **draft: (
@@ -261,7 +261,7 @@ def test_the_text_is_plain_decodings(size, tmp_path, compile_in_less_time):
 
 
 @pytest.mark.more
-def test_the_targets_own_layers_are_accepted(tmp_path, compile_in_less_time):
+def test_the_targets_own_layers_are_accepted(tmp_path):
   """All but what rounding to int8 changes; kernels come in any memory order."""
   target = load.load('random:t5_tiny:0', kernels='xla')
   turned = jax.tree.map(lambda x: np.asarray(x, order='F'), target.params)

@@ -17,8 +17,6 @@ from specdec_jax.verify import reject
 from tests import fakes
 from tests.drafters import windows
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 GAMMA, B, L, V, IDS = 3, 6, 48, 7, 6
 TEMPERATURES = [1.0, 0.7, 1.0, 1.0, 1.0, 0.0]
 asked = functools.partial(
@@ -79,7 +77,7 @@ def make_world(kind: str = '', taps=(0, 1), **changes):
     'eagle3.1',
   ],
 )
-def world(request, all_compile_in_less_time):
+def world(request):
   """A world, and what proposals says of it."""
   with jax.enable_x64(True):
     made = make_world(request.param)

@@ -18,8 +18,6 @@ from specdec_jax.models import lm, weights, work
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, GAMMA, DEPTH, EXIT, L = 13, 3, 4, 1, 24
 RECIPES = {'early_exit': early_exit.recipe, 'self': early_exit.Itself.recipe}
 

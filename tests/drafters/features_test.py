@@ -9,8 +9,6 @@ from specdec_jax.costs import scripted
 from specdec_jax.verify import reject
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 L, B, NEW, V, TAPS = 32, 5, 14, 11, (0, 2)
 SCRIPTED = scripted.make(gamma=3)
 

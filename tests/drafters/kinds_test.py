@@ -16,8 +16,6 @@ from tests import fakes
 from tests.drafters import dflash_test, medusa_test
 from tests.io import published_test
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 D, V = medusa_test.CONFIG.width, medusa_test.CONFIG.vocab
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 

@@ -12,8 +12,6 @@ from specdec_jax.drafters import lm
 from specdec_jax.io import sources
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, L, GAMMA = 7, 16, 3
 
 

@@ -11,8 +11,6 @@ from specdec_jax.costs import scripted
 from specdec_jax.drafters import lookup
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 def found(tokens, source=(), *, gamma, min_match, max_match):
   """What lookup must propose, and whether the source has it.

@@ -19,8 +19,6 @@ from tests import fakes
 from tests.drafters import windows
 from tests.io import tiny, torch_file
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 B, L, GAMMA, COUNT = 5, 32, 3, 4
 TEMPERATURES = [0.7, 1, 1, 1, 0.0]
 CONFIG = tiny.config(vocab=264)

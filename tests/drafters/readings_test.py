@@ -21,8 +21,6 @@ from specdec_jax.io.published import dflash_folder, medusa_heads, readings
 from tests.drafters import dflash_test
 from tests.io import readings_test, tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 target, cache = readings_test.target, readings_test.cache
 D, V, DEPTH = readings_test.D, readings_test.V, readings_test.CONFIG.depth
 H, COUNT = 128, 4  # the width of a DFlash draft, and heads

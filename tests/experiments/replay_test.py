@@ -33,7 +33,6 @@ def every_text(p_NVV, q_KVV):
   return tokens_BN, p_BN.prod(1), q_BK / p_BN[:, :K]
 
 
-@pytest.mark.usefixtures('compile_in_less_time')
 @pytest.mark.parametrize('name', RULES)
 def test_equals_the_rule_enumerated(name, x64):
   """P(m kept, and these m + 1 tokens emitted), by the production function."""

@@ -18,8 +18,6 @@ from specdec_jax.io import tokenizer
 from specdec_jax.models import lm
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, EOS, NEW, ROWS, GAMMA = 5, 4, 9, 512, 3
 MODEL = table_model.make(V)
 TARGET = table_model.table(0, V)

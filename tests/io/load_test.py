@@ -230,7 +230,6 @@ def _own(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures('compile_in_less_time')
 def test_a_function_of_the_users_gives_a_model_that_decodes(own):
   mine = load.load('own_model:make')
   ours = load.load('random:tiny')

@@ -25,8 +25,6 @@ from specdec_jax.models import eagle, lm
 from tests import programs
 from tests.io import tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 CONFIG = tiny.config(vocab=264, depth=5, heads=2, head_dim=16)
 D, V, IDS = CONFIG.width, CONFIG.vocab, 260
 SIZES = dict(

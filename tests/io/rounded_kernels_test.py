@@ -96,9 +96,7 @@ def test_logits_are_those_of_the_rounded_numbers(source):
 
 @pytest.mark.more
 @pytest.mark.parametrize('dtype', ['int8', 'stored'])
-def test_speculation_leaves_the_text_as_it_is(
-  tmp_path, compile_in_less_time, dtype
-):
+def test_speculation_leaves_the_text_as_it_is(tmp_path, dtype):
   """Of rounded drafts, of the target's first layer, of one on its head."""
   path = SOURCES['tied'](tmp_path)
   if dtype == 'stored':
@@ -138,7 +136,7 @@ def test_a_draft_has_rows_of_int8_if_asked(tmp_path):
 
 
 @pytest.mark.more
-def test_an_encoder_is_rounded_too(compile_in_less_time):
+def test_an_encoder_is_rounded_too():
   few, all_ = (
     load.load('random:t5_tiny', dtype=x) for x in ('int8', 'float32')
   )

@@ -169,9 +169,7 @@ def test_groups_that_devices_divide_are_not_cut():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind', ['int4', 'int8'])
-def test_speculates_under_a_mesh_as_on_one_device(
-  tmp_path, compile_in_less_time, kind
-):
+def test_speculates_under_a_mesh_as_on_one_device(tmp_path, kind):
   """Text of a folder's model: scanned or not, split or not, drafted or not."""
   sizes = dict(width=128, heads=4, kv_heads=4, head_dim=32, mlp=256)
   c = tiny.config('qwen2', depth=2, **sizes)

@@ -145,7 +145,7 @@ def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
 
 
 @pytest.mark.more
-def test_a_reduced_head_keeps_the_columns(compile_in_less_time):
+def test_a_reduced_head_keeps_the_columns():
   for dtype in ('float32', 'bfloat16'):
     config = fakes.tiny(dtype=dtype)
     _, packed = both(config)
@@ -159,9 +159,7 @@ def test_a_reduced_head_keeps_the_columns(compile_in_less_time):
 
 
 @pytest.mark.more
-def test_a_short_source_is_encoded_without_most_of_its_padding(
-  compile_in_less_time,
-):
+def test_a_short_source_is_encoded_without_most_of_its_padding():
   """To the same keys and values; there are none past the part that it needs."""
   _, (config, params) = both(T5)
   model = lm.make(config)

@@ -10,7 +10,6 @@ from specdec_jax.models import alone, config, lm
 
 
 @pytest.mark.parametrize('scan_layers', [False, True])
-@pytest.mark.usefixtures('compile_in_less_time')
 def test_padding_changes_neither_the_token_nor_the_cache(
   monkeypatch, scan_layers
 ):

@@ -10,8 +10,6 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('compile_in_less_time')
-
 
 def test_settings_follow_the_target(x64):
   target = fakes.tiny(windows=(3, 0), qk_norm=True).running(scan_layers=True)

@@ -28,8 +28,6 @@ from specdec_jax.verify import coupled, reject
 from tests import fakes, loops
 from tests.io import tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 V, L, NEW = 31, 24, 16
 LIMITS = types_lib.SimpleNamespace(ids=V, context=64)
 SOURCES = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15, 9, 9]]

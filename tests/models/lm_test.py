@@ -12,8 +12,6 @@ from specdec_jax import forward
 from specdec_jax.models import convert, lm, rope
 from tests import fakes
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 B, S = 3, 12
 TOKENS = np.random.default_rng(0).integers(0, 13, (B, S)).astype(np.int32)
 # Every other switch of the architecture at once.

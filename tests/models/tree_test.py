@@ -147,14 +147,14 @@ def config_of(name: str, dtype: str, **changes):
 
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('name', ['grouped', 't5'])
-def test_by_xla_in_float64(name, scan, x64, compile_in_less_time):
+def test_by_xla_in_float64(name, scan, x64):
   config = config_of(name, 'float64').running(scan_layers=scan)
   compare(lm.make(config), lm.init(config, 0), 12, close(1e-12))
 
 
 @pytest.mark.more
 @pytest.mark.parametrize('name', ['grouped', 't5'])
-def test_by_xla_in_float32(name, compile_in_less_time):
+def test_by_xla_in_float32(name):
   config = config_of(name, 'float32')
   compare(lm.make(config), lm.init(config, 0), 12, close(1e-5))
 

@@ -22,8 +22,6 @@ from specdec_jax.serve import worker as worker_lib
 from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 CHAT = {'messages': [{'role': 'user', 'content': 'abcabcab'}]}
 TEXT = {'prompt': 'abcabcab'}
 HOW = dict(max_tokens=12, temperature=0.7, seed=3)

@@ -6,7 +6,6 @@ from configs import train_lm, train_t5
 from specdec_jax.train import train_lm as train_lib
 from tests import changes as changes_lib
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
 LM = 'text.source=stdlib:prose text.vocab=300 text.length=32 text.rows=4 '
 T5 = 'text.vocab=270 text.length=10 text.source_length=6 text.rows=4 '
 REFUSED = [

@@ -13,7 +13,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import layers, lm
 from specdec_jax.train import text_loss
 
-pytestmark = pytest.mark.usefixtures('x64', 'compile_in_less_time')
+pytestmark = pytest.mark.usefixtures('x64')
 
 CONFIG = dataclasses.replace(model_config.sized('tiny'), dtype='float64')
 

@@ -14,8 +14,6 @@ from specdec_jax import api, build, machine
 from specdec_jax.train import text
 from specdec_jax.train import train_lm as train_lm_lib
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch):

@@ -14,8 +14,6 @@ from specdec_jax.train import text, text_loss, text_metrics
 from specdec_jax.train import train_lm as train_lib
 from tests.io import tiny
 
-pytestmark = pytest.mark.usefixtures('all_compile_in_less_time')
-
 FEW = dict(
   model=dict(dropout=0.1),
   text=dict(vocab=270, length=10, source_length=6, rows=4),
