@@ -333,9 +333,15 @@ def _race(keys_B: Array, weights_BV: Array) -> Array:
 def largest(x: Array, count: int) -> tuple[Array, Array]:
   """(values, indices) of the largest on the last axis, descending: [..., X].
 
-  Of equals the first comes first. For few of many: a pass for each, where
-  top_k sorts.
+  Of equals the first comes first. For few of many: but for CPUs a pass for
+  each, where top_k sorts all.
   """
+  top_k = functools.partial(jax.lax.top_k, k=count)
+  passes = functools.partial(_largest_by_passes, count=count)
+  return tuple(jax.lax.platform_dependent(x, cpu=top_k, default=passes))
+
+
+def _largest_by_passes(x, *, count):
   index = jnp.arange(x.shape[-1]).reshape((1,) * (x.ndim - 1) + (-1,))
 
   def take(x, _):
@@ -345,7 +351,7 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
     return left, (best[..., 0], first[..., 0])
 
   _, found = jax.lax.scan(take, x, length=count)
-  return jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1), found)
+  return [jnp.moveaxis(x, 0, -1) for x in found]
 
 
 def exponential(key: Array, size: int, dtype) -> Array:

@@ -99,6 +99,19 @@ def test_rows_that_are_greedy_for_ever_compile_nothing_that_samples():
     assert p_BNV.tolist() == [[[0, 1, 0]]]
 
 
+@pytest.mark.parametrize('count', [1, 3])
+def test_the_largest_are_the_same_by_a_sort_and_by_passes(count):
+  """Of equals the first, and what is left where the rest cannot be drawn."""
+  inf = np.inf
+  x = np.array([[2, 7, 7, 1], [-inf, 3, -inf, 3], [0.0, -0.0, 5, 5]])
+  x = x.astype(np.float32)
+  want = np.argsort(-x, -1, kind='stable')[:, :count]
+  for at in (sampling.largest, sampling._largest_by_passes):
+    value, index = at(x, count=count)
+    np.testing.assert_array_equal(np.where(value > -inf, index, want), want)
+    np.testing.assert_array_equal(value, np.take_along_axis(x, want, -1))
+
+
 def test_a_largest_id_is_in_the_vocabulary_whatever_happens():
   x = np.full((2, 5), np.nan, np.float32)
   x[1] = -np.inf
