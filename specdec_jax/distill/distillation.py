@@ -22,10 +22,10 @@ from specdec_jax.distill import (
 from specdec_jax.io import sources
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
-from specdec_jax.train import data, loop, runner
+from specdec_jax.train import data, loop, runner, text
 
 # A resumed run cannot change these: its data and its parameters' shapes.
-_FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read')
+_FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read', 'judge')
 _FIXED += ('optimiser.muon',)
 _KINDS: dict[str, Any] = {
   'dflash': eagle_student,
@@ -59,7 +59,8 @@ def run(
     changed=changed,
     # The size of what is trained, of these kinds.
     fixed=_FIXED + ('loss.unroll',) * (settings.student.kind in sections.WIDE),
-    read=digests(settings.teacher, settings.student),
+    read=digests(settings.teacher, settings.student)
+    | text.digests(settings.data.source),
   )
 
 

@@ -223,7 +223,9 @@ def _open(
     scale=array('scale', np.float32, L, taps) if 'scaled' in facts else None,
   )
   done = np.flatnonzero(opened.spans[:, 1])
-  asked = lambda i, x: opened.tokens[i, : len(x)].tolist() == list(x)
+  asked = lambda i, x: (
+    opened.tokens[i, : opened.spans[i, 0]].tolist() == list(x)
+  )
   same = all(asked(i, prompts[i].tokens) for i in done.tolist())
   if source is not None:
     wide = source.tokens_BI.shape[1]

@@ -31,7 +31,7 @@ def run(
   result: str,
   changed: bool,
   fixed: Sequence[str],
-  read: dict[str, str] | None = None,
+  read: dict[str, str],
 ) -> dict[str, Any]:
   """Trains, and writes the best step; returns at once if that was done before.
 
@@ -41,14 +41,14 @@ def run(
     prepare: called with whether there is a run to resume.
     result: what is made, 'model' or 'draft'.
     changed, fixed: as for workdir.open_run.
-    read: digests of the models that the run reads, by name.
+    read: digests of the models and of the text that the run reads, by name.
 
   Returns:
     The figures of the best step, with 'step', 'finished' and the path of the
     result under its name; only 'step' and 'finished' if a signal ended the run.
   """
   config = dataclasses.asdict(settings)
-  if read is not None:
+  if read:
     config['read'] = read
   begun = workdir.open_run(folder, config, changed=changed, fixed=fixed)
   if before := hosts.from_first(lambda: workdir.finished(folder, config)):

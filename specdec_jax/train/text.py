@@ -38,6 +38,12 @@ class Corpus(NamedTuple):
   sources: tuple[str, ...] = ()  # what an encoder reads, one for each document
 
 
+def digests(source: str) -> dict[str, str]:
+  """The SHA-256 of a corpus that is a file, as {'text': ...}; of others {}."""
+  path = pathlib.Path(source)
+  return {'text': files.sha256(path)} if path.is_file() else {}
+
+
 def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
   """Reads the documents of a source, always in the same order.
 

@@ -22,7 +22,7 @@ from specdec_jax.train import data, loop, runner, text, text_loss, text_metrics
 from specdec_jax.train import step as step_lib
 
 # A resumed run cannot change its data or the shapes of its parameters.
-_FIXED = ('model.size', 'model.source', 'read', 'text', 'run.seed')
+_FIXED = ('model.size', 'model.source', 'read', 'text', 'run.seed', 'judge')
 _FIXED += ('optimiser.muon',)
 # The most rows that the held-out loss is computed on.
 _HELD_OUT = 64
@@ -116,7 +116,9 @@ def run(
 
   changed: resume even if settings differ, of those that may.
   """
-  source = s.model.source
+  source, read = s.model.source, text.digests(s.text.source)
+  if source:
+    read['model'] = sources.open_source(source).digest
   return runner.run(
     s,
     workdir,
@@ -124,7 +126,7 @@ def run(
     result='model',
     changed=changed,
     fixed=_FIXED,
-    read={'model': sources.open_source(source).digest} if source else None,
+    read=read,
   )
 
 

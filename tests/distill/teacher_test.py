@@ -210,8 +210,9 @@ def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
     want = teacher.select(whole, slice(count))
     jax.tree.map(np.testing.assert_array_equal, found, want)
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
-  with pytest.raises(ValueError, match='answers with other prompts;'):
-    answer(target, tmp_path, requests.items([[5, 6, 8]]))
+  for other in ([5, 6, 8], [5, 6]):  # one that is a part of it too
+    with pytest.raises(ValueError, match='answers with other prompts;'):
+      answer(target, tmp_path, requests.items([other]))
 
 
 def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):

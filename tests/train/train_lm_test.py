@@ -129,21 +129,25 @@ def test_a_refused_run_leaves_the_workdir_as_it_was(
     (dict(model=dict(size='smollm2_135m')), 'model.size'),
     (dict(run=dict(seed=1)), 'run.seed'),
     (dict(optimiser=dict(muon=0.1)), 'optimiser.muon'),
+    (dict(judge=dict(pairs=7)), 'judge.pairs'),
   ):
     with pytest.raises(ValueError, match=f'values of {key}, which cannot'):
       run(workdir, source, changed, **wrong)
     assert content(workdir) == before
 
 
-def test_a_text_that_changed_leaves_the_tokenizer(alone, source, tmp_path):
+@pytest.mark.parametrize('ended', [True, False])
+def test_a_text_that_changed_is_refused(ended, alone, source, tmp_path):
+  """By a run that is finished too, whose figures are of the old one."""
   workdir = tmp_path / 'run'
   shutil.copytree(alone[0], workdir)
-  (workdir / 'ended.json').unlink()
+  if not ended:
+    (workdir / 'ended.json').unlink()
   before = content(workdir / 'tokenizer')
   text_ = source.read_text()
   try:
-    source.write_text(text_.upper())
-    with pytest.raises(ValueError, match='but these batches have'):
+    source.write_text(text_[:-1] + 'X')
+    with pytest.raises(ValueError, match='values of read.text, which cannot'):
       run(workdir, source)
   finally:
     source.write_text(text_)
