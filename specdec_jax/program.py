@@ -126,8 +126,7 @@ def launch(
 
 
 def _prepare() -> None:
-  """Makes JAX refuse rank promotion, and hides its start-up warnings."""
-  jax.config.update('jax_numpy_rank_promotion', 'raise')
+  """Hides JAX's start-up warnings."""
   # It logs every kind of accelerator that is missing.
   for name in ('xla_bridge', 'distributed'):
     logging.getLogger(f'jax._src.{name}').setLevel(logging.WARNING)

@@ -23,10 +23,16 @@ OVERWRITE = "memory.at[layer, {}, slots, row].set({}, mode='drop')"
 def names(*blocks):
   out = {}
   code = compile('\n'.join(blocks), 'docs/your_own_model.md', 'exec')
-  # As a user has it: the tests' own switches are strict.
-  with jax.numpy_rank_promotion('allow'), jax.debug_nans(False):
+  with jax.debug_nans(False):
     exec(code, out)
   return out
+
+
+@pytest.fixture(autouse=True)
+def as_a_user_has_it():
+  """The tests' own switch is strict."""
+  with jax.numpy_rank_promotion('allow'):
+    yield
 
 
 @pytest.fixture

@@ -187,9 +187,8 @@ def model(path: str) -> Callable[[int, str], base.World]:
       f'model={path}: {own.signature(found)}; want '
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
-  make = own.promoting(found)
   try:
-    wrong = _misfit(make(**_SMALL), vocab=_SMALL['vocab'])
+    wrong = _misfit(found(**_SMALL), vocab=_SMALL['vocab'])
   except Exception as error:  # a user's model may raise anything
     wrong = f'called, it raised {fields.first_line(error)}'
   if wrong:
@@ -198,10 +197,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
   @functools.cache
   def world(vocab: int, dtype: str) -> base.World:
     (target, params), (_, other) = (
-      make(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
-    )
-    target = target._replace(
-      apply=own.promoting(target.apply), head=own.promoting(target.head)
+      found(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
     return base.World(target, target, types.Weights(params, other), vocab)
 
@@ -223,7 +219,6 @@ def _misfit(made, *, vocab: int) -> str:
   seen = np.broadcast_to(np.arange(S) <= at[..., None], (B, T, S))
 
   @jax.jit
-  @own.promoting
   def call(slots_BT, cache):
     hidden, _, new = model.apply(params, at % vocab, slots_BT, at, seen, cache)
     return model.head(params, hidden), new

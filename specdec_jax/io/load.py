@@ -344,15 +344,12 @@ def wrap(
       f'{source}: tokenizer is {type(tokenizer).__name__}; give a folder with '
       'tokenizer.json, or an io.tokenizer.Tokenizer'
     )
-  parts = ('apply', 'head', 'embed', 'norm', 'project')
-  given = {x: f for x in parts if (f := getattr(model, x))}
-  wrapped = model._replace(**{x: own.promoting(f) for x, f in given.items()})
   return LanguageModel(
     source,
     source,
     tokenizer.cut_to(model.vocab, source),
     params,
-    own=wrapped,
+    own=model,
     hashed=lambda: convert.digest(params),
   )
 

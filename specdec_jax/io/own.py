@@ -9,8 +9,6 @@ import sys
 import types
 from typing import Any
 
-import jax
-
 from specdec_jax import fields
 
 
@@ -75,14 +73,3 @@ def signature(found) -> str:
   if callable(found):
     return f'it takes {inspect.signature(found)}'
   return f'{found!r} is not callable'
-
-
-def promoting(function):
-  """The function under JAX's default; programs here forbid rank promotion."""
-
-  @functools.wraps(function)
-  def call(*args, **named):
-    with jax.numpy_rank_promotion('allow'):
-      return function(*args, **named)
-
-  return call

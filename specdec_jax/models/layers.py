@@ -75,7 +75,7 @@ ACTS = {
 
 
 def _last(x: Array, ndim: int) -> Array:
-  """A vector reshaped to the last of ndim axes; rank promotion is refused."""
+  """A vector reshaped to the last of ndim axes; tests refuse rank promotion."""
   return x.reshape((1,) * (ndim - 1) + (-1,))
 
 
