@@ -63,7 +63,6 @@ def run() -> bool:
   rows = requests.rows_on(e.target.layout, min(s.bench.batch_size, len(chosen)))
   if any(x.own.get('prediction') for x in chosen):
     build.check_prediction(engine)
-  models = [x for x in (e.target, engine.draft) if x]
   task = batch_lib.Run(
     prompts=chosen,
     target=e.target,
@@ -71,7 +70,7 @@ def run() -> bool:
     chat=s.bench.chat,
     wanted=wanted,
     rows=rows,
-    config=batch_lib.digest(config, models),
+    config=batch_lib.digest(config, engine),
   )
   batch_lib.check(task, _PROMPTS.value)
   old = hosts.from_first(lambda: batch_lib.begun(output, task))

@@ -338,7 +338,8 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
   """
   top_k = functools.partial(jax.lax.top_k, k=count)
   passes = functools.partial(_largest_by_passes, count=count)
-  return tuple(jax.lax.platform_dependent(x, cpu=top_k, default=passes))
+  value, index = jax.lax.platform_dependent(x, cpu=top_k, default=passes)
+  return value, index
 
 
 def _largest_by_passes(x, *, count):

@@ -23,8 +23,11 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
+import jax
+
 from specdec_jax import (
   api,
+  build,
   completion,
   hosts,
   metrics,
@@ -34,6 +37,7 @@ from specdec_jax import (
 )
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
+from specdec_jax.models import convert
 
 # Prompts of a row that are answered together: they share a length, and every
 # first turn is answered before a second.
@@ -79,10 +83,19 @@ def one_method(config):
   return config
 
 
-def digest(config, models: Sequence[Any]) -> str:
-  """A digest of a ConfigDict and of the models' weights."""
+def digest(config, engine: build.Engine) -> str:
+  """A digest of a ConfigDict and of the weights of target and drafter."""
   parts = {k: v for k, v in config.to_dict().items() if k not in _NO_EFFECT}
+  models = [x for x in (engine.target, engine.draft) if x]
   weights = [[model.digest, model.draft_ids] for model in models]
+  # Heads and counts are in no model. What adaptive has of its own, beside its
+  # parts, are seconds, which differ from run to run.
+  held = [x.params for x in engine.parts] or engine.weights.draft
+  own = {id(x): x for x in jax.tree.leaves(held)}
+  for x in jax.tree.leaves([model.params for model in models]):
+    own.pop(id(x), None)
+  if own:
+    weights.append([convert.digest(hosts.fetch([*own.values()]))])
   return _sha256([parts, config.bench.chat, weights])
 
 

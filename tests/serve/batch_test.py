@@ -3,11 +3,14 @@
 import json
 import types
 
+import numpy as np
 import pytest
 
 from configs import pair
 from specdec_jax import completion, settings
+from specdec_jax import types as decode_types
 from specdec_jax.bench import prompts
+from specdec_jax.drafters import method
 from specdec_jax.io import tokenizer
 from specdec_jax.serve import batch
 
@@ -48,6 +51,13 @@ class World:
       start=None,
       tokenizer=tokenizer.from_bytes(512, 'bytes'),
     )
+    self.target.params = {'w': np.zeros(2)}
+    self.engine = types.SimpleNamespace(
+      target=self.target,
+      draft=None,
+      parts=(),
+      weights=decode_types.Weights(self.target.params, self.target.params),
+    )
     self.wanted = completion.Settings(8)
     self.ask, self.chat, self.rows, self.asked = reply, True, 2, []
     self.each = {}  # what was asked of the items, by number
@@ -57,7 +67,7 @@ class World:
     self.input.write_text('\n'.join(map(json.dumps, rows)))
 
   def run(self):
-    digest = batch.digest(self.config, [self.target])
+    digest = batch.digest(self.config, self.engine)
     found = prompts.read(self.input, completion.EACH)
     how = self.chat, self.wanted, self.rows, digest
     task = batch.Run(found, self.target, self._ask, *how)
@@ -179,6 +189,25 @@ def test_prompts_may_be_added_and_what_changes_no_answer_may_change(world):
   assert {*world.run()} == {'3', '4', '4, turn 2', 'talk'}
 
 
+def drafted(x):
+  """Weights of a drafter that is no model: counts, or heads."""
+  return decode_types.Weights({}, {'counts': np.full(3, x)})
+
+
+def test_the_drafters_own_weights_are_in_the_digest(world):
+  """Not those that it shares with the target, nor the costs of adaptive."""
+  digest = lambda: batch.digest(world.config, world.engine)
+  plain = digest()
+  world.engine.weights = drafted(1)
+  one = digest()
+  world.engine.weights = drafted(2)
+  assert len({plain, one, digest()}) == 3
+  world.engine.parts = [method.Method(None, {'counts': np.full(3, 1)})]
+  want = digest()
+  world.engine.weights = drafted(3)
+  assert digest() == want != plain
+
+
 @pytest.mark.parametrize(
   'change',
   [
@@ -187,6 +216,8 @@ def test_prompts_may_be_added_and_what_changes_no_answer_may_change(world):
     lambda w: w.config.sampling.update(temperature=0.5),
     lambda w: w.config.bench.update(chat=not w.config.bench.chat),
     lambda w: setattr(w.target, 'digest', 'd1'),
+    lambda w: setattr(w.engine, 'weights', drafted(1)),
+    lambda w: setattr(w.engine, 'parts', [method.Method(None, np.ones(3))]),
     lambda w: w.output.write_text('{"text": "mine"}\n'),
     lambda w: w.output.write_text('mine, not JSON, without an end'),
   ],
