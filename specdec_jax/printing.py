@@ -18,14 +18,14 @@ def console(width: int = 120) -> rich.console.Console:
   """A rich console on stdout; `width` columns in a pipe, which has no width."""
   # 120 hold every table.
   columns = None if sys.stdout.isatty() else width
-  return rich.console.Console(width=columns, highlight=False)
+  return rich.console.Console(width=columns, highlight=False, emoji=False)
 
 
 def progress_console() -> rich.console.Console:
   """A rich console on stderr, which says nothing but in process 0."""
   # Of one process, is_first would start JAX's devices.
   quiet = jax.distributed.is_initialized() and not hosts.is_first()
-  return rich.console.Console(stderr=True, quiet=quiet)
+  return rich.console.Console(stderr=True, quiet=quiet, emoji=False)
 
 
 def track(

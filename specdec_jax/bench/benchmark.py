@@ -87,12 +87,15 @@ def distance(
   Raises:
     ValueError: a reference that cannot be read, or compared with the target.
   """
-  groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
+  prompts = plan.test + plan.calibration
+  groups = plan_lib.groups(arms, plan, prompts)
   other = settings_lib.reference(e, asked)
   shown = printing.track(groups, f'distance from {other.label}')
   requests = (x.full for x in shown)
   chunk = arms[0].engine.options.chunk
-  return distance_lib.between(e.target, other, requests, chunk=chunk)
+  return distance_lib.between(
+    e.target, other, requests, len(prompts), chunk=chunk
+  )
 
 
 def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:

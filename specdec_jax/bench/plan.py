@@ -79,7 +79,7 @@ def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
   out = [Arm('autoregressive', 'autoregressive', 0, plain)]
   gammas = sorted(set(d.gammas) - {0})
-  for method in d.methods if gammas else ():
+  for method in dict.fromkeys(d.methods) if gammas else ():
     # One program: the smaller gammas are caps, which are data.
     engine = settings_lib.engine(e, method, gammas[-1], measure=measure)
     own = [engine.drafter.gamma] if engine.drafter.tree else gammas
@@ -92,7 +92,7 @@ def make(
   chosen: Sequence[prompts_lib.Prompt],
   sizes: Sequence[int] = (),
 ) -> Plan:
-  """The plan of a config on these prompts; every prompt is checked.
+  """The plan of a config on these prompts, each once; all are checked.
 
   Raises:
     ValueError: a prompt that is empty, too long or has unknown ids, by its id.
@@ -102,10 +102,10 @@ def make(
     raise ValueError('decode.max_new_tokens=0: here it must be at least 1')
   if s.bench.prompts_per_category:
     chosen = prompts_lib.first_of_each(chosen, s.bench.prompts_per_category)
-  test, calibration = (
-    tuple(_item(e, prompt) for prompt in half)
-    for half in prompts_lib.halves(chosen)
-  )
+  found = {}  # a copy of a prompt tells nothing that the prompt does not
+  for item in (_item(e, prompt) for prompt in chosen):
+    found.setdefault((tuple(item.tokens), tuple(item.source)), item)
+  test, calibration = map(tuple, prompts_lib.halves([*found.values()]))
   longest = max(len(item.tokens) for item in test + calibration)
   most = max((0, *s.decode.gammas))
   trees = [settings_lib.gamma_of(s, x, most) for x in s.decode.methods]

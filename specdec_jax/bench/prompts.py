@@ -127,7 +127,7 @@ def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
   return [prompt for prompt in prompts if prompt.id in first]
 
 
-def halves(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
+def halves(prompts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
   """Two disjoint halves with the same categories.
 
   Alternates along the prompts sorted by category, so that the halves differ by

@@ -119,11 +119,13 @@ def machine(m: Mapping[str, Any], console: Console) -> None:
 
 
 def setting(s: records.Setting, console: Console) -> None:
-  draft = f'; draft {s.draft}, same tokenizer' if s.draft else ''
+  named = rich.markup.escape  # a folder may be called model[q4]
+  draft = f'; draft {named(s.draft)}, same tokenizer' if s.draft else ''
   weights = ', '.join(
     f'{name} {x / 1e6:.1f}' for name, x in s.weights.items() if x
   )
-  line(console, 'Target', f'{s.target}, {s.dtype}{draft}; MB: {weights}')
+  about = f'{named(s.target)}, {s.dtype}{draft}; MB: {weights}'
+  line(console, 'Target', about)
   x = s.sampling
   warm = f'temperature {x["temperature"]}' if x['temperature'] else 'greedy'
   lossy = '' if s.lossless else ' (LOSSY)'

@@ -43,6 +43,7 @@ def between(
   target: load.LanguageModel,
   reference: load.LanguageModel,
   requests: Iterable[decode.Request],
+  prompts: int,
   *,
   chunk: int,
 ) -> Distance:
@@ -51,9 +52,11 @@ def between(
   Args:
     target, reference: of one tokenizer, on the same devices.
     requests: the prompts, placed as for decoding with the target.
+    prompts: their number; rows after them are copies, which fill a batch.
 
   Raises:
-    ValueError: another tokenizer, or an encoder, which reads the prompts.
+    ValueError: another tokenizer, or an encoder, which reads the prompts, or
+      no token that another comes before.
   """
   if target.start is not None or reference.start is not None:
     raise ValueError(
@@ -74,8 +77,15 @@ def between(
     at_BL = np.indices(request.tokens_BL.shape)[1]
     # Nothing predicts the first token of a text.
     where_BL = (at_BL > 0) & (at_BL < ends_B[:, None])
+    where_BL[prompts:] = False
+    prompts = max(prompts - len(ends_B), 0)
     found.append(np.stack([x[where_BL] for x in columns]))
   each = np.concatenate(found, -1).astype(np.float64)
+  if not each.size:
+    raise ValueError(
+      'reference: no prompt has two tokens, and nothing predicts the first: '
+      'give longer prompts'
+    )
   *means, loss, other = each.mean(-1).tolist()
   about = reference.label, reference.dtype, each.shape[-1]
   return Distance(*about, *means, *np.exp([loss, other]).tolist())

@@ -174,7 +174,9 @@ def drawn(config: model_config.LMConfig, key, name: str, shape, dtype) -> Array:
   fan_in = 1 if name.endswith('relative') else fan_in
   if name.endswith('attn/q/kernel') and config.query_scale == 1:
     fan_in *= config.head_dim
-  return (jax.random.normal(key, shape, dtype) * fan_in**-0.5).astype(dtype)
+  # In bfloat16 the values are those of float32, rounded: it is the same model.
+  wide = jnp.promote_types(dtype, jnp.float32)
+  return (jax.random.normal(key, shape, wide) * fan_in**-0.5).astype(dtype)
 
 
 @functools.cache

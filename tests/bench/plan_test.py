@@ -1,5 +1,7 @@
 """Batches of requests, which prompts test, and what drafting costs."""
 
+import dataclasses
+
 import jax
 import numpy as np
 
@@ -62,7 +64,7 @@ def test_a_tree_has_its_own_gamma_room_and_timed_widths(monkeypatch):
 def test_a_category_without_a_test_prompt_is_named(capsys):
   e = experiment()
   chosen = [
-    prompts.Prompt(str(i), category, ('tell me',))
+    prompts.Prompt(str(i), category, (f'tell {i}',))
     for i, category in enumerate(['a', 'a', 'b', 'c'])
   ]
   c = plan_lib.make(e, chosen[1:])  # one of each
@@ -88,6 +90,19 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   out = engine.programs.generate(engine.weights, group.full)
   answers = plan_lib.answers([group], [jax.device_get(out)])
   assert len({tuple(x.tokens) for x in answers}) == 4
+
+
+def test_a_prompt_and_a_method_given_twice_are_one():
+  """A copy in the calibration would have seen the test; and in an interval."""
+  whole = {'prompts_per_category': 0, 'prompt_tokens': 0}
+  e = experiment(decode={'methods': ('lookup', 'lm', 'lookup')}, bench=whole)
+  names = [x.name for x in plan_lib.arms(e, measure=False)]
+  assert len(names) == len({*names})
+  one, two, three = prompts.builtin()[:3]
+  again = dataclasses.replace(one, id='again', category=three.category)
+  plan = plan_lib.make(e, [one, again, two, three, again])
+  found = sorted(x.id for x in plan.test + plan.calibration)
+  assert found == sorted([one.id, two.id, three.id])
 
 
 def test_pools_on_a_mesh_have_rows_that_it_divides():

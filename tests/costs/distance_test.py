@@ -20,19 +20,19 @@ PROMPTS = {'a': (5, 6, 7, 8, 9), 'b': (3, 1, 4, 1, 5, 9, 2, 6), 'c': (7, 7)}
 
 @pytest.fixture(scope='module', name='asked')
 def _asked():
-  """(Setup, requests) of three prompts, two of which are a batch."""
+  """(Setup, requests, prompts) of three, two to a batch: a copy fills it."""
   c = importlib.import_module('configs.pair').get_config('tiny').unlock()
   c.decode.methods, c.bench.batch_size = ('lookup',), 2
   e = settings.load(settings.settings(c))
   a, b, c = (requests.Item(x, 0, name) for name, x in PROMPTS.items())
   some = dict(sampling=e.settings.sampling, bench=e.settings.bench)
-  plan = plan_lib.Plan((a, b), (c, c), max_new_tokens=8, buffer=32, **some)
+  plan = plan_lib.Plan((a, b), (c,), max_new_tokens=8, buffer=32, **some)
   groups = plan_lib.groups(plan_lib.arms(e), plan, plan.test + plan.calibration)
-  return e, [x.full for x in groups]
+  return e, [x.full for x in groups], len(PROMPTS)
 
 
 def between(asked, other):
-  return distance.between(asked[0].target, other, asked[1], chunk=4)
+  return distance.between(asked[0].target, other, *asked[1:], chunk=4)
 
 
 def log_probabilities(model, tokens):
@@ -49,14 +49,14 @@ def test_each_figure_is_numpys(asked):
     load.load(f'random:tiny:{seed}', kernels='xla') for seed in (0, 5)
   )
   found = between(asked, other)
-  texts = [PROMPTS[x] for x in 'abcc']
+  texts = PROMPTS.values()
   p, r = (
     np.concatenate([log_probabilities(m, x)[:-1] for x in texts])
     for m in (own, other)
   )
   nexts = np.concatenate([x[1:] for x in texts])
   each = np.arange(len(nexts))
-  assert found.tokens == len(nexts) == 4 + 7 + 1 + 1
+  assert found.tokens == len(nexts) == 4 + 7 + 1
   both = np.exp(p), np.exp(r)
   figures = {
     'total_variation': np.abs(both[0] - both[1]).sum(-1).mean() / 2,
@@ -102,5 +102,8 @@ def test_what_cannot_be_compared_is_refused(asked, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='different tokenizers'):
     other = dataclasses.replace(small, tokenizer=words)
     between(asked, other)
+  short = [x._replace(lengths_B=x.lengths_B * 0 + 1) for x in asked[1]]
+  with pytest.raises(ValueError, match='no prompt has two tokens'):
+    between((asked[0], short, 3), small)
   with pytest.raises(ValueError, match='reference: distances are over the'):
     between(asked, load.load('random:t5_tiny'))

@@ -42,6 +42,10 @@ def test_initial_values_depend_on_name_and_seed_only():
   other = lm.flatten(lm.init(config, 1))
   more = lm.flatten(lm.init(deeper, 0))
   spread = lm.flatten(lm.init(config, 0, put=put))
+  # What is measured against another dtype of it is the same model.
+  half = dataclasses.replace(config, dtype='bfloat16')
+  for name, x in lm.flatten(lm.init(half, 0)).items():
+    np.testing.assert_array_equal(x, base[name].astype(jnp.bfloat16))
   assert set(placed) == set(base)
   split = [x for x in spread.values() if not x.sharding.is_fully_replicated]
   assert len(split) > 5
