@@ -110,7 +110,7 @@ def test_joint_law_of_a_tree(name, levels, drafts, rule):
 @pytest.mark.parametrize(
   'rule, gamma',
   [
-    pytest.param(reject.RULE, 4, marks=MORE),
+    pytest.param(reject.RULE, 4, marks=pytest.mark.slow),
     pytest.param(traversal.RULE, 4, marks=pytest.mark.slow),
     pytest.param(kseq.RULE, 3, marks=pytest.mark.slow),
     pytest.param(reject.RULE, 5, marks=pytest.mark.slow),

@@ -135,7 +135,7 @@ def test_no_device_gathers_the_vocabulary(x64, rule, draft_split):
     assert not (hlo.COLLECTIVE.fullmatch(opcode) and of_vocab(shape)), line
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_scanned_layers_on_a_mesh(x64):
   """The stacked cache splits heads with their channels, in whole heads."""
   config = fakes.tiny(**EVEN | fakes.GEMMA | dict(depth=2))

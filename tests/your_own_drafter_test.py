@@ -76,7 +76,7 @@ def test_the_benchmark_takes_both_by_their_paths(folder):
   'drafter, rule, promise, amount',
   [
     pytest.param(
-      *('heads.py:make', '', 'windows-enumerated', 2), marks=pytest.mark.more
+      *('heads.py:make', '', 'windows-enumerated', 2), marks=pytest.mark.slow
     ),
     pytest.param(
       *('heads.py:make', 'agree.py:agree', 'greedy-identity', 200),

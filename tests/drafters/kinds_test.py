@@ -97,7 +97,7 @@ def test_on_a_mesh_the_texts_are_the_same(x64, tmp_path, kind):
 @pytest.mark.parametrize(
   'dtype', ['float32', pytest.param('bfloat16', marks=SLOW)]
 )
-@pytest.mark.parametrize('kind', ['medusa', 'dflash'])
+@pytest.mark.parametrize('kind', [pytest.param('medusa', marks=SLOW), 'dflash'])
 def test_on_one_cpu_the_kernels_read_them(tmp_path, kind, dtype):
   load, settings = opened(kind, tmp_path)
   found = []
@@ -126,19 +126,10 @@ def test_where_a_draft_is_not_sure_its_windows_end(tmp_path, kind):
   assert {int(count) for *_, count in seen} == {0}
 
 
-@pytest.mark.parametrize(
-  'kind, rule',
-  [
-    pytest.param('dflash', 'coupled', marks=MORE),
-    *(
-      pytest.param(kind, rule, marks=SLOW)
-      for kind in ('medusa', 'dflash')
-      for rule in ('coupled', 'reject', 'block')
-      if (kind, rule) != ('dflash', 'coupled')
-    ),
-  ],
-)
-@pytest.mark.parametrize('around', [pytest.param(adaptive, marks=SLOW), hybrid])
+@SLOW
+@pytest.mark.parametrize('rule', ['coupled', 'reject', 'block'])
+@pytest.mark.parametrize('kind', ['medusa', 'dflash'])
+@pytest.mark.parametrize('around', [adaptive, hybrid])
 def test_inside_others_too(x64, tmp_path, around, kind, rule):
   """Whatever is drafted, a rule's text at temperature 0 is plain decoding's,
   and under coupled at any."""

@@ -66,7 +66,7 @@ def test_the_figure_has_methods_and_their_categories():
   assert alone.startswith(b'\x89PNG') and alone != beside
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_run_on_a_tiny_model_fills_its_folder(tmp_path):
   programs.run(
     'experiments/prediction/table.py',

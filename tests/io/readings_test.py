@@ -347,7 +347,7 @@ def test_a_reading_is_better_by_more_than_chance(wins, losses, better):
 # --- the program --------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_program_says_what_it_finds(tmp_path, cache):
   folder = saved(tmp_path / 'draft', tapping(1, 3, 5), trained('plain', 0))
   script = functools.partial(programs.run, 'scripts/check_draft.py')

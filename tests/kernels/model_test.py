@@ -80,7 +80,7 @@ RELU = dataclasses.replace(T5, act='relu', gated=False)
     fakes.GPT,
     lm_test.RICH,
     pytest.param(T5, marks=pytest.mark.slow),
-    RELU,
+    pytest.param(RELU, marks=pytest.mark.slow),
   ],
 )
 def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
