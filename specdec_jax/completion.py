@@ -80,7 +80,7 @@ class Settings:
     128, low=1, help='after the prompt; None: as many as the context holds'
   )
   temperature: float = fields.setting(0.0, low=0, help='0 is greedy')
-  top_k: int = fields.setting(0, low=0, help='0 is off')
+  top_k: int = fields.setting(0, low=0, high=2**31 - 1, help='0 is off')
   top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
   seed: int = fields.setting(
     0,

@@ -349,7 +349,9 @@ def logprobs(
     def entry(token, chance):
       text = name(token)
       said = {'token': text, 'logprob': finite(chance)}
-      return said | {'bytes': [*text.encode()]}
+      # A part of a character has no text, and would have that one's bytes.
+      part = '\ufffd' in text
+      return said | {'bytes': None if part else [*text.encode()]}
 
     likely = ({'top_logprobs': [entry(*y) for y in best]} for best in top)
     found = zip(pairs, likely, strict=True)

@@ -243,7 +243,11 @@ def test_the_first_token_of_a_whole_answer_is_timed_with_its_window():
   rows = small.rows(Seen)
   with loopback.running(small.served(), rows, waiting=3) as (client, _):
     found = post(client, TEXT | HOW, **{'X-Speculation': 'off'}).json()
+    text = client.get('/metrics').text
   assert rows.asked == [1, 4, 4, 4]
+  # Between windows, of which a call has four.
+  count = 'inter_token_latency_seconds_count{model_name="tiny"} 11.0'
+  assert count in text
   (job,) = rows.jobs
   assert (job.first, job.tokens, len(job.times)) == (1, 12, 4)
   rate = 11 / (job.times[-1] - job.times[0])

@@ -1,5 +1,6 @@
 """What bodies ask for, and which are refused: one sentence and a status."""
 
+import dataclasses
 import json
 
 import pytest
@@ -115,6 +116,7 @@ REFUSED = [
   (TEXT | dict(top_p=0), 400, 'top_p=0: must be a number, more than 0'),
   (TEXT | dict(top_k=-1), 400, 'top_k=-1: must be a whole number, at least 0'),
   (TEXT | dict(top_k=10**30), 400, 'top_k='),
+  (TEXT | dict(top_k=2**63), 400, 'top_k='),  # beside 5 it would be a float
   (TEXT | dict(seed=-1), 400, 'seed=-1: must be a whole number'),
   (TEXT | dict(n=0), 400, 'n=0: must be a whole number, at least 1'),
   (TEXT | dict(n=7), 400, '1 prompts with n=7: must be at most 6 choices'),
@@ -209,3 +211,7 @@ def test_an_answer_with_log_probabilities():
   said = {'token': 'a', 'logprob': -0.5, 'bytes': [97]}
   assert first == said | {'top_logprobs': [said]}
   assert protocol.logprobs(read(TEXT), done, tokenizer) is None
+  # Half of a character: clients join bytes, and U+FFFD's are not its own.
+  half = dataclasses.replace(done, tokens=[195, 169])
+  for token in protocol.logprobs(chat, half, tokenizer)['content']:
+    assert token['bytes'] is None
