@@ -9,14 +9,10 @@ program.set_xla_flags()
 
 from specdec_jax.api import check_cache, generate, stream  # noqa: E402
 from specdec_jax.build import RULES, LanguageModel, load  # noqa: E402
-from specdec_jax.completion import (  # noqa: E402
-  Completion,
-  NonFiniteLogits,
-  Piece,
-  Settings,
-)
+from specdec_jax.completion import Completion, Piece, Settings  # noqa: E402
 from specdec_jax.drafters.table import DRAFTERS  # noqa: E402
 from specdec_jax.io.load import wrap  # noqa: E402
+from specdec_jax.requests import NonFiniteLogits  # noqa: E402
 from specdec_jax.show import html  # noqa: E402
 
 __all__ = [

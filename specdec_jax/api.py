@@ -367,8 +367,8 @@ def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
     raise _non_finite(engine, request.request_B[0], at - begin)
 
 
-def _non_finite(engine, number, count: int) -> completion.NonFiniteLogits:
-  return completion.NonFiniteLogits(
+def _non_finite(engine, number, count: int) -> requests.NonFiniteLogits:
+  return requests.NonFiniteLogits(
     f'request {number}: the logits of {engine.target.label} are not finite '
     f'after {count} new tokens; try dtype float32'
   )

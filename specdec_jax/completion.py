@@ -52,10 +52,6 @@ EACH = (
 SAMPLES = 1 << 12
 
 
-class NonFiniteLogits(ValueError):
-  """The target's logits were NaN or infinite: no token can follow."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """How to answer, and when to stop; checked when it is made.

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, sampling, types
+from specdec_jax import decode, requests, sampling, types
 from specdec_jax.models import cache as kv
 from specdec_jax.models import encoder
 
@@ -62,7 +62,8 @@ def check_cache(
 
   Raises:
     CacheMismatch, DraftMismatch: the first difference.
-    ValueError: a Draft of the wrong shape.
+    NonFiniteLogits: the target's, in a row whose cache is right.
+    ValueError: a Draft of the wrong shape, or a cache without slots.
   """
   start, step = _programs(loop)
   slot_axes = _slot_axes(start, weights, request)
@@ -86,6 +87,7 @@ def check_cache(
       text = f"the target's cache is stale for token {token}: {text}"
       raise CacheMismatch(request, row, window - 1, slot, text)
     _compare_stores(request, begun, state, window - 1)
+    _check_finite(request, lengths_B, info)
     if proposals and np.asarray(state.live_B).any():
       ran = step(weights, smooth, state, info)
       ran_fresh = step(weights, smooth, fresh, info)
@@ -146,6 +148,9 @@ def _slot_axes(start, weights, request) -> decode.State:
   """The axis of every leaf of a State that grows with the buffer, or -1.
 
   The State as kv.by_slot gives it. Slots may be rounded up, to 1,024 at most.
+
+  Raises:
+    ValueError: no leaf of the target's cache grows.
   """
   B, L = request.tokens_BL.shape
 
@@ -158,7 +163,22 @@ def _slot_axes(start, weights, request) -> decode.State:
     pairs = enumerate(zip(x.shape, y.shape, strict=True))
     return next((i for i, (a, b) in pairs if a != b), -1)
 
-  return jax.tree.map(grown, shapes(L), shapes(L + 1024))
+  axes = jax.tree.map(grown, shapes(L), shapes(L + 1024))
+  if max(jax.tree.leaves(axes.cache), default=-1) < 0:
+    raise ValueError(
+      'no leaf of the cache grows with the buffer: nothing to compare; let '
+      'init_cache(rows, slots) make arrays of that many slots'
+    )
+  return axes
+
+
+def _check_finite(request, lengths_B, info: types.Info) -> None:
+  """Raises NonFiniteLogits if a row ended for them, as generate does."""
+  for row in np.flatnonzero(info.broken_B):
+    raise requests.NonFiniteLogits(
+      f'request {int(request.request_B[row])}: the logits are not finite after '
+      f'{lengths_B[row] - int(request.lengths_B[row])} new tokens'
+    )
 
 
 def _compare_stores(request, begun, state, window: int) -> None:

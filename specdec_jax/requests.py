@@ -303,6 +303,10 @@ def _uint32(value: Any) -> np.ndarray:
   return x.astype(np.uint32)
 
 
+class NonFiniteLogits(ValueError):
+  """The target's logits were NaN or infinite: no token can follow."""
+
+
 class Ended(NamedTuple):
   """A request that was decoded, on the host.
 

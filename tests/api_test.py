@@ -202,7 +202,7 @@ def test_logits_that_are_not_finite_are_an_error(broken, draft, rows):
   with pytest.raises(ValueError, match='request 1: .* after 0 new tokens'):
     specdec_jax.generate(broken, prompts, **how)
   with pytest.raises(
-    completion.NonFiniteLogits, match='request 0: .* after 0 new'
+    specdec_jax.NonFiniteLogits, match='request 0: .* after 0 new'
   ):
     list(specdec_jax.stream(broken, [5, 200], draft=draft))
 

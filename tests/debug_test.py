@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import debug, decode, types
+from specdec_jax import debug, decode, requests, types
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
@@ -206,6 +206,30 @@ def test_a_draft_of_the_wrong_shape_is_refused():
   ):
     loop = decode.Loop(TABLE, drafter, reject.RULE, OPTIONS)
     debug.check_cache(loop, weights, request())
+
+
+def test_a_cache_without_slots_is_refused():
+  """Nothing of it would be compared."""
+  bigram = TABLE._replace(
+    init_cache=lambda rows, slots: jnp.zeros((rows, 1)),
+    apply=lambda params, tokens_BT, *args, **_: (tokens_BT, (), args[-1]),
+    head=lambda params, hidden: params[hidden],
+  )
+  loop = decode.Loop(bigram, lookup.make(gamma=GAMMA), reject.RULE, OPTIONS)
+  weights = types.Weights(jnp.zeros((V, V)))
+  with pytest.raises(ValueError, match='no leaf of the cache grows'):
+    debug.check_cache(loop, weights, request())
+
+
+def test_nan_ends_a_check_as_it_ends_a_text():
+  table = fakes.table(0, V)
+  loop = decode.Loop(TABLE, lookup.make(gamma=GAMMA), reject.RULE, OPTIONS)
+  weights = types.Weights(np.full_like(table, np.nan))
+  with jax.debug_nans(False):
+    with pytest.raises(
+      requests.NonFiniteLogits, match='request 40: .* after 0 new tokens'
+    ):
+      debug.check_cache(loop, weights, request())
 
 
 @pytest.mark.more
