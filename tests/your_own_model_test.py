@@ -166,7 +166,21 @@ def test_the_model_takes_the_place_of_ours(mine):
   ]
 
 
+def test_a_make_that_ignores_dtype_is_no_model_of_it(mine):
+  """What runs in float32 would be certified in bfloat16."""
+  ignored = 'dtype=jnp.dtype(dtype)', 'dtype=jnp.float32'
+  mine(edited(DECODER + ADAPTER, ignored))
+  subject = load.subject('', '', 'mine:make', seed=0)
+  assert subject.transformers(5, dtype='float32')
+  wrong = 'model=mine:make: dtype=bfloat16 made weights of float32'
+  with pytest.raises(base.Broken, match=wrong):
+    subject.transformers(5, dtype='bfloat16')
+
+
 MISFITS = {
+  'its logits are not finite': (
+    'draw = lambda x: (x.ndim == 1)', 'draw = lambda x: np.nan'
+  ),
   'slot 16 of 16 was written': (
     OVERWRITE.format(0, 'key'), CLAMPS.format(i=0, name='key')
   ),
@@ -193,7 +207,7 @@ MISFITS = {
 @pytest.mark.parametrize('message', MISFITS)
 def test_a_model_that_does_not_fit_is_one_sentence(message, mine):
   mine(edited(DECODER + ADAPTER, MISFITS[message]))
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError) as error, jax.debug_nans(False):
     load.model('mine:make')
   text = str(error.value)
   assert text.startswith('model=mine:make: ') and message in text

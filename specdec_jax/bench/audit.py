@@ -106,16 +106,17 @@ def audit(
     model, params, case, tokens_BL, len(text), passes
   )
   one_V = one_BV[0]
-  finite = np.isfinite(one_V)  # -inf is for padded ids, in every pass.
-  passes_BV = np.concatenate([one_BV, *wide])[:, finite]
-  if not finite.any() or not np.isfinite(passes_BV).all():
+  real = ~np.isneginf(one_V)  # -inf is for padded ids, in every pass.
+  passes_BV = np.concatenate([one_BV, *wide])[:, real]
+  every_BV = np.concatenate([passes_BV, shaken_BV[:, real]])
+  if not real.any() or not np.isfinite(every_BV).all():
     return bug._replace(reason='logits are not finite')
-  largest, dtype = float(np.abs(one_V[finite]).max()), _coarsest(params)
+  largest, dtype = float(np.abs(one_V[real]).max()), coarsest(params)
   # What one rounding changes. The methods' programs are compiled apart and
   # round apart even where these passes agree to the bit: bfloat16 SmolLM2 on
   # CPU, by 2e-3 where the widths differ by 0.
   least = float(jnp.finfo(dtype).eps) / 2 * largest
-  moved_V = np.abs(shaken_BV[0] - one_V)[finite]
+  moved_V = np.abs(shaken_BV[0] - one_V)[real]
   gap = max(needed(one_V, x, case, len(text)) for x in parted)
   noise = max(float(np.ptp(passes_BV, 0).max()), least)
   rounding = max(float(moved_V.max()), least)
@@ -159,7 +160,7 @@ def _logits(
   return [np.asarray(x, np.float64) for x in hosts.fetch(found)]
 
 
-def _coarsest(params: types.Params) -> str:
+def coarsest(params: types.Params) -> str:
   """The dtype of the parameters that rounds most."""
   kinds = {x.dtype for x in jax.tree.leaves(params)}
   floats = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]

@@ -11,6 +11,7 @@ import numpy as np
 import tokenizers
 
 from specdec_jax import build, decode, fields, types
+from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.drafters import eagle, method, table
 from specdec_jax.io import load as load_lib
@@ -57,7 +58,10 @@ def subject(
   elif model_path or drafter_path:
     rules = {name: rules[name] for name in RULES}
   if rule_path or model_path:
-    drafters = {name: drafters[name] for name in DRAFTERS}
+    # A model of the user's need not be one that EAGLE, which has trees, reads.
+    own_trees = not model_path and next(iter(rules.values())).trees
+    names = (*DRAFTERS, base.TREE) if own_trees else DRAFTERS
+    drafters = {name: drafters[name] for name in names}
   own_model = model(model_path) if model_path else None
   if drafter_path:
     drafters = dict([drafter(drafter_path)])
@@ -199,6 +203,8 @@ def model(path: str) -> Callable[[int, str], base.World]:
     (target, params), (_, other) = (
       found(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
+    if (made := audit.coarsest(params)) != dtype:
+      raise base.Broken(f'model={path}: dtype={dtype} made weights of {made}')
     return base.World(target, target, types.Weights(params, other), vocab)
 
   return world
@@ -229,6 +235,8 @@ def _misfit(made, *, vocab: int) -> str:
       f'head made {logits.dtype} of {logits.shape}; want {(B, T, model.vocab)} '
       'in float32 or wider'
     )
+  if not np.isfinite(logits[..., :vocab].max(-1)).all():
+    return 'its logits are not finite'
   if not np.all(np.isneginf(logits[..., vocab:])):
     return f'head gives ids from vocab={vocab} on a chance; want logit -inf'
   same = jax.tree.map(np.array_equal, new, jax.device_get(cache))

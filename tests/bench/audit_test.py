@@ -151,10 +151,18 @@ def test_the_coarsest_weights_set_the_limit():
   """Kernels in bfloat16 beside norms in float32 and integers."""
   leaf = lambda dtype: jnp.zeros(2, dtype)
   params = {'a': leaf('float32'), 'b': leaf('bfloat16'), 'c': leaf('int8')}
-  assert audit._coarsest(params) == 'bfloat16'
-  assert (
-    audit._coarsest({'a': leaf('float32'), 'c': leaf('int32')}) == 'float32'
-  )
+  assert audit.coarsest(params) == 'bfloat16'
+  assert audit.coarsest({'a': leaf('float32'), 'c': leaf('int32')}) == 'float32'
+
+
+@pytest.mark.parametrize('which', range(3))
+def test_nan_in_any_pass_is_a_bug(which, monkeypatch):
+  """Of one id: by one token, with moved weights, in a window."""
+  passes = np.zeros((3, 1, V))
+  passes[which, 0, 5] = np.nan
+  monkeypatch.setattr(audit, '_logits', lambda *_: [*passes])
+  found = find(FAULTY, faulty(jnp.zeros((5, V, V))), case([0], [1]))
+  assert (found.verdict, found.reason) == ('BUG', 'logits are not finite')
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

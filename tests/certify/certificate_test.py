@@ -56,10 +56,28 @@ def test_what_does_not_fit_is_one_sentence(what, path, message):
 def test_a_part_is_called_by_its_own_name(what, path, name):
   paths = {'rule': '', 'drafter': '', 'model': ''} | {what: path}
   subject = load.subject(*paths.values(), seed=0)
-  rules, drafters = [x.name for x in subject.rules], list(subject.drafters)
+  rules = [x.name for x in subject.rules]
+  drafters = [x for x in subject.drafters if x != base.TREE]
   ours = dict(rule=['reject', 'coupled'], drafter=['lm', 'lookup'])
   assert (rules, drafters) == tuple((ours | {what: [name]}).values())
   assert subject.supplied == (what,)
+
+
+@pytest.mark.parametrize(
+  'path, model, trees',
+  [
+    ('traversal', '', True),
+    ('kseq', '', True),
+    ('specdec_jax.verify.reject:RULE', '', True),
+    ('block', '', False),
+    ('traversal', 'x:make', False),  # EAGLE need not read a user's model
+  ],
+)
+def test_a_rule_that_takes_trees_meets_them(path, model, trees, monkeypatch):
+  monkeypatch.setattr(load, 'model', lambda path: None)
+  subject = load.subject(path, '', model, seed=0)
+  names = ['lm', 'lookup'] + [base.TREE] * trees
+  assert subject.pairs() == [(subject.rules[0], name) for name in names]
 
 
 def test_promises_by_name_and_about_what_was_brought():
