@@ -270,9 +270,21 @@ def take(tree: Any, index: Any) -> Any:
 
 
 def run(world: World, pair: Pair, request: decode.Request) -> decode.Output:
-  """Decodes a batch with the production programs; the output on the host."""
+  """Decodes a batch with the production programs; the output on the host.
+
+  Raises:
+    Broken: as check_finite.
+  """
   programs = decode.programs(world.target, pair.drafter, pair.rule, OPTIONS)
-  return jax.device_get(programs.generate(world.with_draft(pair), request))
+  out = jax.device_get(programs.generate(world.with_draft(pair), request))
+  check_finite(out.info)
+  return out
+
+
+def check_finite(info: types.Info) -> None:
+  """Raises Broken if a row ended without its text: all such texts are alike."""
+  if np.any(info.broken_B):
+    raise Broken("the target's logits are not finite")
 
 
 def plain(world: World, request: decode.Request) -> list[list[int]]:

@@ -31,7 +31,7 @@ def chi_square(counts, p, *, least: float = 10.0) -> float:
   """p-value of counts; cells that expect fewer than `least` are pooled."""
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.asarray(p, np.float64).ravel() * counts.sum()
-  if counts[expected == 0].any():
+  if counts[expected == 0].any() or not np.isfinite(expected).all():
     return 0.0
   big = expected >= least
   pool = lambda x: np.append(x[big], x[~big].sum())
@@ -69,7 +69,7 @@ def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
     if not p > bound:
       expected = test.p * test.counts.sum()
       off = np.abs(test.counts - expected) / np.sqrt(np.maximum(expected, 1e-9))
-      at = np.unravel_index(np.nanargmax(off), test.p.shape)
+      at = np.unravel_index(np.argmax(off), test.p.shape)
       raise base.Broken(
         f'{name}: the counts do not follow the target, p = {p:.1e} in '
         f'{len(tests)} tests, allowed {bound:.0e}; worst at '
@@ -158,9 +158,10 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
     # A drafter may fix its gamma; a long window needs a smaller vocabulary.
     vocab = vocab if gamma <= 3 else 2
     name = f'{rule.name}, {label}, gamma {gamma}, V {vocab}'
-    if name in done:
+    # A name has one short window, and one after long prompts.
+    if (cell := (name, bool(prompts))) in done:
       continue
-    done[name] = f'{rule.name} {label} {gamma}: {texts:,}'
+    done[cell] = f'{rule.name} {label} {gamma}: {texts:,}'
     world = subject.tables(vocab)
     pair = subject.pair(world, most, rule, label)
     prompts = prompts or [table_model.PROMPT[vocab]]

@@ -38,7 +38,7 @@ def float32_products(subject: base.Subject, amount: int) -> base.Figure:
   exact = x.astype(np.float64) @ kernel.astype(np.float64)
   size = np.abs(x).astype(np.float64) @ np.abs(kernel)
   off = float((np.abs(got - exact) / size).max())
-  if off > _PRECISE:
+  if not off <= _PRECISE:
     raise base.Broken(
       f'off by {off:.1e} of the summed sizes; float32 rounds to some 1e-7, '
       'bfloat16 to 1e-3: see jax_default_matmul_precision and XLA_FLAGS'
@@ -59,7 +59,7 @@ def whole_vocabulary(subject: base.Subject, amount: int) -> base.Figure:
   if lost:
     raise base.Broken(f'{lost:,} of {amount:,} ids can never be drawn')
   off = float(np.abs(off_V).max())
-  if off > 1e-3:
+  if not off <= 1e-3:
     raise base.Broken(f'a probability is off by {off:.1e} of its size')
   return base.Figure(f'off by {off:.1e}', '1e-03', f'{amount:,} ids')
 
@@ -156,7 +156,7 @@ def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
     )
   stated = roofline.CHIPS[chip].device.bandwidth / 1e9
   reached = f'{found:.0f} GB/s of the {stated:.0f} of {chip}'
-  if found < amount / 100 * stated:
+  if not found >= amount / 100 * stated:
     raise base.Broken(f'{reached}; is another program on this chip?')
   return base.Figure(reached, f'{amount} %', 'reads of 1 GB')
 

@@ -1,5 +1,6 @@
 """Promises about distributions, checked by enumeration: no sampling error."""
 
+import collections
 import itertools
 from typing import Any
 
@@ -31,7 +32,7 @@ LONG_ROWS = (3, 9, 14, 17, 25, 34)
 
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   """gamma + 1 tokens of one window, by enumerating its accept tests."""
-  worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
+  worst, done, skipped = collections.defaultdict(float), [], []
   for rule in subject.rules:
     try:
       shapes = SHAPES * (rule in subject.apart())
@@ -39,16 +40,16 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
         with jax.enable_x64(x64):
           off = window_error(rule, subject.seed, amount, *shape)
         worst[x64] = max(worst[x64], off)
-      done += [rule.name] * bool(shapes)
+      done += [f'{rule.name} {amount:,}'] * bool(shapes)
       for x64, case, each in _on_trees(rule, amount, rule is subject.rules[0]):
         with jax.enable_x64(x64):
           off = trees.error(rule, subject.seed, *case, each)
         worst[x64] = max(worst[x64], off)
-        done.append(f'{rule.name} on trees {" ".join(case)}')
+        many = each * len(enumerate_window.FAMILIES)
+        done.append(f'{rule.name} on trees {" ".join(case)} {many:,}')
     except enumerate_window.NotEnumerable as why:
       skipped.append(f'{rule.name}: {why}')
-  size = f'{", ".join(dict.fromkeys(done))}: {amount:,} pairs (p, q)'
-  return _figure(worst, size if done else '', skipped)
+  return _figure(worst, 'pairs (p, q): ', done, skipped)
 
 
 def _on_trees(rule: types.Rule, amount: int, first: bool):
@@ -64,14 +65,16 @@ def _on_trees(rule: types.Rule, amount: int, first: bool):
   return [(i == 0, x, 1 + amount // 1000) for i, x in enumerate(cases[1:3])]
 
 
-def _figure(worst: dict[bool, float], size: str, skipped) -> base.Figure:
-  """The figure of a promise. size: what was tried, '' for nothing."""
+def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
+  """The figure of a promise. worst: by whether in float64. done: in words."""
   reasons = '; '.join(dict.fromkeys(skipped))
-  if not size:
+  if not done:
     raise base.NotChecked(f'{reasons}; counting covers it')
+  ran, names = sorted(worst), ('float32', 'float64')
+  size = of + ', '.join(dict.fromkeys(done))
   return base.Figure(
-    f'off by {worst[False]:.1e}, {worst[True]:.1e}',
-    f'{base.BOUNDS[False]:.0e} in float32, {base.BOUNDS[True]:.0e} in float64',
+    f'off by {", ".join(f"{worst[x64]:.1e}" for x64 in ran)}',
+    ', '.join(f'{base.BOUNDS[x64]:.0e} in {names[x64]}' for x64 in ran),
     f'{size}; not checked: {reasons}' if skipped else size,
   )
 
@@ -185,7 +188,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   Each pair of rule and drafter has three windows of gamma 2 in float64 and
   float32, and one of gamma 4 to 8, or a tree, after rows of several lengths.
   """
-  worst, done, skipped = dict.fromkeys(base.BOUNDS, 0.0), [], []
+  worst, done, skipped = collections.defaultdict(float), [], []
   pairs = subject.pairs()
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.apart()]
@@ -212,9 +215,8 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
       with base.naming(f'{pair}, V {vocab}, {settings}'):
         worst[x64] = max(worst[x64], error(world, pair, settings))
     done.append(f'{rule.name} {name} {own}')
-  size = f'{len(done)} walks; rule, drafter, gamma: '
-  size += ', '.join(dict.fromkeys(done))
-  return _figure(worst, size if done else '', skipped)
+  of = f'{len(done)} walks; rule, drafter, gamma: '
+  return _figure(worst, of, done, skipped)
 
 
 def script(world: base.World, gamma: int):

@@ -181,6 +181,7 @@ def _same_in_a_pool(
     if i % 4 == 3:
       items[i] = items[i]._replace(tokens=(*alone[i - 1], *items[i].tokens))
     ((_, one),) = held.answers(collections.deque([(i, items[i], each[i])]))
+    base.check_finite(one.info)
     alone.append(one.tokens)
   if batch:
     request = requests.make(

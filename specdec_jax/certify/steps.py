@@ -229,7 +229,7 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
     return trees.check_reported(name, state, window, siblings)
   for k, (drawn_BV, drawn_B) in sorted(window.draws.items()):
     q_BV, tokens_B = _normal(drawn_BV), draft.tokens_BK[:, k]
-    can_B = can_B & (_at(q_BV, drawn_B) > 0)
+    can_B = can_B & ~(_at(q_BV, drawn_B) <= 0)  # NaN is compared
     if draft.q_BKV is None:
       continue
     reported_BV = draft.q_BKV[:, k].astype(np.float64)

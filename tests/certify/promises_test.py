@@ -6,6 +6,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from specdec_jax import build, decode, types
@@ -16,8 +17,10 @@ from specdec_jax.certify import (
   enumerate_window,
   enumerated,
   identity,
+  invariance,
   load,
   table_model,
+  trees,
 )
 from specdec_jax.verify import reject
 from tests import own_rules
@@ -133,6 +136,26 @@ def test_a_source_that_is_not_read_breaks_a_promise(monkeypatch):
   assert re.match(wrong, row.case), row
 
 
+@pytest.mark.more
+def test_nan_in_place_of_texts_breaks_a_promise():
+  """All texts are empty then, and equal."""
+  world = base.tables(3)
+  nan = jax.tree.map(lambda x: np.full_like(x, np.nan), world.weights)
+  world = world._replace(weights=nan)
+  with jax.debug_nans(False):
+    with pytest.raises(base.Broken, match='logits are not finite'):
+      base.plain(world, base.make_request(world, [[1]], 2))
+    with pytest.raises(base.Broken, match='logits are not finite'):
+      invariance._same_in_a_pool(world, base.PLAIN, 1, 0, batch=False)
+
+
+def test_counts_are_not_judged_by_nan():
+  one = counted.Test(np.array([60, 40]), np.full(2, np.nan))
+  assert counted.chi_square(*one) == 0
+  with pytest.raises(base.Broken, match='60 seen, nan expected'):
+    counted.judge({'x': one}, '')
+
+
 # --- rules --------------------------------------------------------------------
 
 
@@ -192,7 +215,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   row = check(promise, named(name), LM, amount=3)
   assert row.passed is None and why in row.case
   # Beside others that are judged, it is named.
-  figure = enumerated._figure({False: 0.0, True: 0.0}, 'much', [row.case])
+  figure = enumerated._figure({False: 0.0}, '', ['much'], [row.case])
   assert figure.size == f'much; not checked: {row.case}'
 
 
@@ -259,6 +282,43 @@ def test_every_rule_meets_every_drafter_and_every_gamma(full):
   cells = [x for x in counted._cells(subject, full=full) if not x[4]]
   assert len(cells) == len(subject.pairs()) * (4 if full else 1)
   assert {x[2:4] for x in cells} == set(itertools.product((2, 3), (3, 4)))
+
+
+def fixed(world, gamma):
+  """A recipe whose gamma is 4 whatever is asked."""
+  return load.RECIPES['lm'](world, 4)
+
+
+def test_a_fixed_gamma_is_counted_after_long_prompts_too(monkeypatch):
+  met = []
+
+  def tests(world, pair, name, prompts, *_, **__):
+    met.append(prompts)
+    return {name: counted.Test(np.array([50, 50]), np.array([0.5, 0.5]))}
+
+  monkeypatch.setattr(counted, '_tests', tests)
+  row = check('joint-distribution-tables', REJECT, {'x': fixed})
+  assert met == [[table_model.PROMPT[2]], counted.LONG_PROMPTS]
+  assert row.size.startswith('2 cells')
+
+
+def test_a_figure_is_of_what_ran(monkeypatch):
+  for module, name in (
+    (enumerated, 'window_error'),
+    (enumerated, 'long_window_error'),
+    (trees, 'error'),
+  ):
+    monkeypatch.setattr(module, name, lambda *_: 2e-16)
+  row = check('window-distribution')
+  for words in (
+    'pairs (p, q): reject 2,000, reject on trees 3 distinct 108, ',
+    'kseq on trees 1,2 independent 36',
+  ):
+    assert words in row.size, row.size
+  assert row.bound == '1e-06 in float32, 1e-12 in float64'
+  # Short windows of gamma 2 are not this drafter's.
+  row = check('windows-enumerated', REJECT, {'x': fixed}, supplied=('drafter',))
+  assert (row.reached, row.bound) == ('off by 2.0e-16', '1e-12 in float64')
 
 
 # --- the null check -----------------------------------------------------------

@@ -170,6 +170,16 @@ def test_a_q_that_was_not_drawn_from_is_named(name, where):
     follow(name)
 
 
+def test_a_q_of_nan_is_named():
+  q_BV, one = np.full((1, 3), np.nan), np.ones(1, int)
+  text_BL = np.array([[1, 2, 0]])
+  state = steps.decode.State(text_BL, one + 1, one > 0, (), ())
+  draft = types.Draft(one[None], q_BV[:, None], one)
+  window = steps.Window(draft, None, draws={0: (q_BV, one)})
+  with pytest.raises(base.Broken, match=r'after \[1, 2\] mine .* q \[nan, nan'):
+    steps._check_reported('mine', state, window, 'distinct')
+
+
 def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
   world = base.tables(steps.VOCAB)
   table = table_model.warped(world.weights.target, temperature=1.0)
