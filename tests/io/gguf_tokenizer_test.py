@@ -96,7 +96,8 @@ def test_gguf_chats_begin_with_the_bos_that_the_file_adds(tmp_path, template):
 
 
 def ends(tmp_path, *texts, kinds=None, **fields):
-  """The ends of a reply of a file that has these tokens after <eos>."""
+  """The ends of a reply of a file that has these tokens after <eos>, and what
+  a reply of all these tokens shows."""
   tokens = ['a', '<end of text>', *texts]
   file = fake_file(
     tmp_path,
@@ -108,7 +109,9 @@ def ends(tmp_path, *texts, kinds=None, **fields):
     **fields,
   )
   t = vocabulary.read(file, 'here')
-  return [tokens[i] for i in t.eos_ids]
+  assert all(t.encode(tokens[i]) == [i] for i in t.eos_ids)
+  shown = t.decode(range(len(tokens))).removeprefix('a')
+  return [tokens[i] for i in t.eos_ids], shown
 
 
 @pytest.mark.parametrize(
@@ -131,16 +134,21 @@ def ends(tmp_path, *texts, kinds=None, **fields):
   ],
 )
 def test_gguf_ends_of_a_turn_by_text(tmp_path, texts, found):
-  assert ends(tmp_path, *texts) == ['<end of text>', *found]
-  # The same where the file calls them normal tokens.
-  kinds = [1] * len(texts)
-  assert ends(tmp_path, *texts, kinds=kinds) == ['<end of text>', *found]
+  found = ['<end of text>', *found]
+  calls = '<|return|>' in texts and '<|call|>' in texts
+  parts = '<|end|>' * calls + '</s>' * ('<|tool_response>' in texts)
+  assert ends(tmp_path, *texts) == (found, parts)
+  # The same where the file calls them words, of either kind.
+  words = ''.join(x for x in texts if x not in found)
+  for kind in (vocabulary.NORMAL, vocabulary.USER_DEFINED):
+    kinds = [kind] * len(texts)
+    assert ends(tmp_path, *texts, kinds=kinds) == (found, words)
 
 
 def test_gguf_fields_name_ends(tmp_path):
   texts = ['<|im_end|>', 'x', 'y', '<|file_sep|>']
   named = dict(eot_token_id=3, fim_sep_token_id=4)
-  found = ends(tmp_path, *texts, **named)
+  found, _ = ends(tmp_path, *texts, **named)
   assert found == ['<end of text>', 'x', '<|im_end|>', 'y']
 
 
@@ -186,8 +194,11 @@ def sentencepiece_file(tmp_path, **fields):
   return fake_file(tmp_path, tokens, 'llama', **(given | fields))
 
 
-def test_gguf_sentencepiece(tmp_path):
-  t = vocabulary.read(sentencepiece_file(tmp_path), 'here')
+@pytest.mark.parametrize('kind', [3, 1, 4])
+def test_gguf_sentencepiece(tmp_path, kind):
+  file = sentencepiece_file(tmp_path)
+  file.fields['tokenizer.ggml.token_type'][2] = kind  # of </s>
+  t = vocabulary.read(file, 'here')
   name = lambda ids: [t.inner.id_to_token(i) for i in ids]
   # By score: ll (-6), ▁h (-7), then ▁he (-5) once its parts are there, llo, and
   # at last ▁hello.

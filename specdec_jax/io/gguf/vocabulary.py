@@ -4,7 +4,8 @@ Pre-tokenizers, bos and ends are those of llama.cpp's src/llama-vocab.cpp.
 """
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -105,12 +106,28 @@ def read(file: File, source: str) -> text.Tokenizer:
       f'{file.path}: tokenizer.ggml.model {model!r} is not supported; allowed '
       f'are {sorted(_MODELS)}'
     )
+  kinds = _marked(ids, kinds)
   inner, adds_bos = _MODELS[model](file, ids, tokens, kinds)
   token = functools.partial(tokenizers.AddedToken, normalized=False)
   for kind in (CONTROL, USER_DEFINED):
     chosen = [tokens[i] for i in real if kinds[i] == kind]
     inner.add_tokens([token(x, special=kind == CONTROL) for x in chosen])
   return _wrap(file, source, inner, tokens, adds_bos)
+
+
+def _marked(ids: Mapping[str, int], kinds: Sequence[float]) -> list[float]:
+  """Kinds in which ends of a reply are control tokens, whatever a file says.
+
+  So llama.cpp has them, and two that are no ends beside others as words.
+  """
+  code = itertools.chain(*CODE_ENDS.values())
+  own = dict.fromkeys([*specials.TURN_ENDS, *ENDS, *code], CONTROL)
+  if specials.have_calls(ids):
+    own['<|end|>'] = USER_DEFINED
+  if '<|tool_response>' in ids:
+    own['</s>'] = NORMAL
+  by_id = {ids[text]: kind for text, kind in own.items() if text in ids}
+  return [by_id.get(i, kind) for i, kind in enumerate(kinds)]
 
 
 def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:

@@ -6,7 +6,7 @@ transformers 5.24 read them.
 """
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import tokenizers
@@ -136,9 +136,14 @@ def turn_ends(
 ) -> list[int]:
   """The ids of the tokens of TURN_ENDS, and of more texts, in their order."""
   found = ids_of(inner, (*TURN_ENDS, *more))
-  if any(calls <= set(found) for calls in _CALLS):
+  if have_calls(found):
     found.pop('<|end|>', None)
   return [*found.values()]
+
+
+def have_calls(texts: Container[str]) -> bool:
+  """Whether calls are tokens of their own."""
+  return any(all(x in texts for x in calls) for calls in _CALLS)
 
 
 def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
