@@ -226,6 +226,7 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   inner.no_truncation()
   inner.no_padding()
   specials.add(inner, folder, settings)
+  specials.hide_ends(inner)
   named = specials.named(settings)
   id_of = lambda name: inner.token_to_id(named.get(name, ''))
   found = inner.encode('a')

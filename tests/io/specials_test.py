@@ -146,6 +146,19 @@ def test_a_named_token_that_tokenizer_json_calls_a_word(
   assert t.eos_ids == (257,) and t.decode([87, 257]) == text
 
 
+def test_the_end_of_a_turn_is_no_word(tmp_path):
+  """Ends by their text have none in a reply, and keep ids and other flags."""
+  end = '<|im_end|>'
+  more = entry(end, special=False, lstrip=True), entry('<x>', special=False)
+  given = dict(
+    added_tokens_decoder=dict(zip(('257', '258'), more, strict=True))
+  )
+  t = read(tmp_path, [S], {'bos_token': S} | given)
+  assert t.eos_ids == (257,) and t.tokens()[256:] == [S, end, '<x>']
+  assert t.encode(f'a {end}<x>') == [64, 257, 258]
+  assert t.decode([64, 257, 258]) == 'a<x>'
+
+
 def test_an_id_that_cannot_be_given_is_said(tmp_path, caplog):
   have, settings, *_ = CASES['gap']
   read(tmp_path, have, settings)

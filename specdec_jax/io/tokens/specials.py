@@ -141,6 +141,17 @@ def turn_ends(
   return [*found.values()]
 
 
+def hide_ends(inner: tokenizers.Tokenizer) -> None:
+  """Makes the ends of a turn special that files call words: a reply's text
+  is without them."""
+  added = inner.get_added_tokens_decoder()
+  words = [added[i] for i in turn_ends(inner) if i in added]
+  words = [token for token in words if not token.special]
+  for token in words:
+    token.special = True
+  inner.add_tokens(words)  # under their ids
+
+
 def have_calls(texts: Container[str]) -> bool:
   """Whether calls are tokens of their own."""
   return any(all(x in texts for x in calls) for calls in _CALLS)
