@@ -211,6 +211,38 @@ def test_gguf_sentencepiece(tmp_path, kind):
   assert (t.bos_id, t.add_bos, t.eos_ids, t.size) == (1, True, (2,), 271)
 
 
+@pytest.mark.parametrize(
+  'fields, kind, bos, ends',
+  [
+    ({}, 3, 1, (2,)),
+    (dict(bos_token_id=0), 3, 0, (2,)),
+    (dict(eos_token_id=5), 3, 1, (5, 2)),  # </s> ends a reply by its text
+    ({}, vocabulary.UNUSED, None, (2,)),
+  ],
+)
+def test_gguf_sentencepiece_ids_without_a_field(
+  tmp_path, fields, kind, bos, ends
+):
+  """llama.cpp's loader takes <unk>, <s> and </s> for 0 to 2."""
+  file = sentencepiece_file(tmp_path)
+  file.fields['tokenizer.ggml.token_type'][1] = kind
+  for name in ('bos', 'eos', 'unknown'):
+    del file.fields[f'tokenizer.ggml.{name}_token_id']
+  file.fields.update({f'tokenizer.ggml.{x}': i for x, i in fields.items()})
+  t = vocabulary.read(file, 'here')
+  assert (t.bos_id, t.eos_ids) == (bos, ends)
+  assert t.encode('h')[:-1] == ([] if bos is None else [bos])
+  assert dict(t.specials)['unk_token'] == '<unk>'
+
+
+def test_gguf_sentencepiece_of_fewer_tokens_than_usual(tmp_path):
+  file = fake_file(
+    tmp_path, ['a', 'b'], 'llama', scores=np.zeros(2), add_space_prefix=False
+  )
+  t = vocabulary.read(file, 'here')
+  assert (t.bos_id, t.eos_ids, t.encode('b')) == (1, (), [1])
+
+
 def test_gguf_sentencepiece_without_prefix_or_bos(tmp_path):
   file = sentencepiece_file(
     tmp_path, add_space_prefix=False, add_bos_token=False

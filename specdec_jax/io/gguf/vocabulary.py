@@ -89,6 +89,8 @@ CODE_ENDS = {
   'fim_rep': '<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>'.split(),
   'fim_sep': ['<|file_sep|>'],
 }
+# Ids that no field has to name, of model 'llama'.
+_IDS = {'unknown': 0, 'bos': 1, 'eos': 2}
 
 
 def read(file: File, source: str) -> text.Tokenizer:
@@ -112,7 +114,9 @@ def read(file: File, source: str) -> text.Tokenizer:
   for kind in (CONTROL, USER_DEFINED):
     chosen = [tokens[i] for i in real if kinds[i] == kind]
     inner.add_tokens([token(x, special=kind == CONTROL) for x in chosen])
-  return _wrap(file, source, inner, tokens, adds_bos)
+  usual = _IDS if model == 'llama' else {}
+  usual = {x: i for x, i in usual.items() if inner.id_to_token(i) is not None}
+  return _wrap(file, source, inner, tokens, adds_bos, usual)
 
 
 def _marked(ids: Mapping[str, int], kinds: Sequence[float]) -> list[float]:
@@ -130,8 +134,8 @@ def _marked(ids: Mapping[str, int], kinds: Sequence[float]) -> list[float]:
   return [by_id.get(i, kind) for i, kind in enumerate(kinds)]
 
 
-def _wrap(file, source, inner, tokens, adds_bos: bool) -> text.Tokenizer:
-  ids = {}
+def _wrap(file, source, inner, tokens, adds_bos: bool, usual) -> text.Tokenizer:
+  ids = {**usual}
   for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS):
     i = file.fields.get(f'tokenizer.ggml.{name}_token_id')
     if i is None:
