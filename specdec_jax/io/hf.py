@@ -127,16 +127,14 @@ def open_folder(
   how, raw = quantised.settings(files.read_json(path), path)
   config, naming = families.from_json(raw, path)
   paths = weight_files(folder)
-  arrays: dict[str, stored.Stored] = {}
-  where: dict[str, pathlib.Path] = {}
-  for path in paths:
-    for full, array in stored.open_file(path).items():
-      name = names.INNER.sub('', full)
-      if names.HARMLESS.fullmatch(name):
-        continue
-      if name in where:
-        raise ValueError(f'{path}: {name} is also in {where[name].name}')
-      arrays[name], where[name] = array, path
+  pairs = (
+    (names.INNER.sub('', name), (array, path))
+    for path in paths
+    for name, array in stored.open_file(path).items()
+  )
+  kept = (x for x in pairs if not names.HARMLESS.fullmatch(x[0]))
+  found = stored.once(folder, kept)
+  arrays = {name: array for name, (array, _) in found.items()}
 
   plans, plain = {}, arrays
   if how is not None:
@@ -144,7 +142,7 @@ def open_folder(
   for name, array in plain.items():
     if array.dtype not in module.FLOATS:
       raise ValueError(
-        f'{where[name]}: {name} is {array.dtype}; allowed are '
+        f'{found[name][1]}: {name} is {array.dtype}; allowed are '
         f'{", ".join(module.FLOATS)}, and the parts of quantised matrices of '
         'which config.json has the quantization_config'
       )

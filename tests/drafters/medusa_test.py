@@ -183,6 +183,10 @@ def without(name):
     (without('0.1.weight'), r'no place for \[1.1.weight, 2.1.weight, 3'),
     (without('0.0.linear.weight'), r'nothing for \[0.0.linear.weight'),
     ({'lm_heads.0.weight': np.ones((2, 2))}, r'no place for \[lm_heads.0.w'),
+    (
+      heads() | {'blocks.0.layers.0.weight': np.ones((32, 32))},
+      '0.0.linear.weight is there twice',
+    ),
     (heads() | {'token_map': np.ones(9)}, r'no place for \[token_map\]'),
     (
       heads() | {'2.0.linear.weight': np.ones((16, 16))},

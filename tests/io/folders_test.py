@@ -2,12 +2,14 @@
 out."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from specdec_jax.io import hf, sources
+from specdec_jax.io.published import eagle_folder, medusa_heads
 from tests.io import tiny, torch_file
 
 
@@ -68,6 +70,23 @@ def test_shards_need_no_index(tmp_path, make):
   two.unlink()
   with pytest.raises(ValueError, match=f"here are .'{one.name}"):
     tiny.read(folder)
+
+
+@pytest.mark.parametrize(
+  'read',
+  [
+    lambda folder, target: tiny.read(folder),
+    lambda folder, target: eagle_folder.fit(folder, 'eagle F', target),
+    medusa_heads.fit,
+  ],
+)
+def test_an_array_in_two_shards_is_refused(tmp_path, read):
+  """A model's, and a draft's: which of the two is meant?"""
+  folder = whole(tmp_path, shards=2)
+  target = tiny.read(folder)
+  shutil.copy(*sorted(folder.glob('*-of-*')))
+  with pytest.raises(ValueError, match=': [a-z0-9_.]+ is there twice'):
+    read(folder, target)
 
 
 @pytest.mark.parametrize('shards', [1, 3])

@@ -266,6 +266,11 @@ BAD = [
   ),
   (changed(without=['d2t']), 'damaged: i . d2t'),
   (changed(layers=dict(hidden_act='tanh')), 'hidden_act='),
+  # Under two names that mean the same.
+  (
+    changed(arrays={'model.fc.weight': ONES((16, 48))}),
+    ': fc.weight is there twice',
+  ),
 ]
 
 

@@ -3,8 +3,8 @@
 import functools
 import json
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import safetensors
@@ -18,6 +18,8 @@ _DTYPES = {
   **{f'int{bits}': f'I{bits}' for bits in (8, 16, 32, 64)},
   **dict(bfloat16='BF16', uint8='U8', bool='BOOL'),
 }
+
+T = TypeVar('T')
 
 
 class Stored(NamedTuple):
@@ -49,6 +51,19 @@ def open_file(path: pathlib.Path) -> dict[str, Stored]:
     return found
   except (OSError, safetensors.SafetensorError) as e:
     raise ValueError(f'{path}: not a whole safetensors file: {e}') from e
+
+
+def once(where: object, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+  """What has each name; ValueError for a name that is there twice.
+
+  where: what the error begins with.
+  """
+  found = {}
+  for name, x in pairs:
+    if name in found:
+      raise ValueError(f'{where}: {name} is there twice')
+    found[name] = x
+  return found
 
 
 def _read(path: pathlib.Path, name: str) -> np.ndarray:

@@ -225,9 +225,9 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
 
 def _arrays(folder: pathlib.Path) -> Arrays:
   """The arrays of a folder, by the names that speculators gives EAGLE's."""
-  every, out = {}, {}
-  for path in hf.weight_files(folder):
-    every |= stored.open_file(path)
+  opened = map(stored.open_file, hf.weight_files(folder))
+  every = stored.once(folder, (pair for x in opened for pair in x.items()))
+  out = []
   if inside := {n: x.read() for n, x in every.items() if n.startswith(MTP)}:
     for name, x in inside.items():
       name = name.removeprefix(MTP)
@@ -236,13 +236,14 @@ def _arrays(folder: pathlib.Path) -> Arrays:
         x = np.roll(x, x.shape[-1] // 2, -1)
       known = module in MTP_MODULES
       name = f'{MTP_MODULES[module]}.weight' if known else f'layers.0.{name}'
-      out[name] = x
-    return out | {n: every[n].read() for n in ('d2t', 't2d') if n in every}
+      out.append((name, x))
+    out += [(n, every[n].read()) for n in ('d2t', 't2d') if n in every]
+    return stored.once(folder, out)
   for name, array in every.items():
     name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
     if not names.HARMLESS.fullmatch(name):
-      out[name] = array.read()
-  return out
+      out.append((name, array.read()))
+  return stored.once(folder, out)
 
 
 def _places(

@@ -50,10 +50,11 @@ def find(source: str | os.PathLike) -> list[pathlib.Path]:
 def _read(
   where: str, paths: list[pathlib.Path], target: load.LanguageModel
 ) -> dict[str, Any]:
-  found = {k: x for path in paths for k, x in stored.open_file(path).items()}
+  opened = map(stored.open_file, paths)
+  found = stored.once(where, (pair for x in opened for pair in x.items()))
   inside = {k: x for k, x in found.items() if k.startswith(_INSIDE)}
   arrays = {k.removeprefix(_INSIDE): x for k, x in (inside or found).items()}
-  arrays = _renamed(arrays)
+  arrays = _renamed(where, arrays)
   config, layout, flat = target.config, target.layout, {}
   for name, theirs in _places(where, arrays, target).items():
     x = np.asarray(arrays[theirs].read().T, jnp.dtype(config.dtype))
@@ -64,15 +65,16 @@ def _read(
   return convert.pack_params(heads) if config.run.packed else heads
 
 
-def _renamed(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
+def _renamed(where: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
   """Arrays of vLLM by the names that Medusa's authors give theirs."""
-  bare = {x.removeprefix('medusa_heads.'): x for x in arrays}
+  bare = {x: x.removeprefix('medusa_heads.') for x in arrays}
   layer = re.compile(r'blocks\.(\d+)\.layers\.(\d+)')
-  depth = len({m[2] for x in bare if (m := layer.match(x))})
+  depth = len({m[2] for x in bare.values() if (m := layer.match(x))})
   if not depth:
     return arrays
-  named = lambda x: re.sub(r'^lm_heads\.(\d+)', rf'\1.{depth}', x)
-  return {layer.sub(r'\1.\2.linear', named(x)): arrays[bare[x]] for x in bare}
+  head = lambda x: re.sub(r'^lm_heads\.(\d+)', rf'\1.{depth}', x)
+  named = lambda x: layer.sub(r'\1.\2.linear', head(bare[x]))
+  return stored.once(where, ((named(n), x) for n, x in arrays.items()))
 
 
 def _places(
