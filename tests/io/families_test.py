@@ -148,6 +148,7 @@ TWO = dict(full_attention={}, sliding_attention=DOUBLE)
     ('gpt2', dict(activation_function='tanh'), "='tanh'.*'gelu_new'"),
     ('gpt2', dict(add_cross_attention=True), 'add_cross_attention'),
     ('gemma2', dict(attn_logit_softcapping=-1), 'attn_logit_softcapping=-1'),
+    ('gemma3_text', dict(attn_logit_softcapping=50.0), 'softcapping=50.0 is n'),
     ('gemma3_text', dict(layer_types=['full_attention']), 'each of 26 layers'),
     ('gemma3_text', dict(layer_types=['x'] * 26), 'types=.*sliding_attention'),
     ('gemma3_text', dict(rope_parameters=TWO), 'scaled .* sliding_attention'),

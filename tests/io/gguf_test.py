@@ -153,6 +153,8 @@ GATE = 'blk.0.ffn_gate_inp.weight'
     ('gemma2', lambda w: w.add_uint32('gemma2.of_later', 3), 'of_later=3'),
     ('llama', lambda w: w.add_tensor(GATE, ODD[None]),
      r'no place for \[blk.0.ffn_gate_inp.weight\]'),
+    ('gemma3', lambda w: w.add_attn_logit_softcapping(50.0),
+     'attn_logit_softcapping=50.0 is not supported; allowed: absent, 0'),
     # Allocates nothing.
     ('gemma2', lambda w: w.add_block_count(1 << 31),
      'block_count=2147483648.*tensors'),

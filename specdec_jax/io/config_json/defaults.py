@@ -107,11 +107,13 @@ NEUTRAL: dict[str, tuple] = {
     'residual_multiplier rotary_pct scale_emb',
     1,
   ),
-  **_all('n_routed_experts num_experts num_local_experts', 0),
   **_all(
-    'attention_chunk_size attention_multiplier attn_logit_softcapping clip_qkv '
-    'compression_config final_logit_softcapping hidden_activation '
-    'no_rope_layers per_layer_config query_pre_attn_scalar quantization_config '
+    'attn_logit_softcapping n_routed_experts num_experts num_local_experts', 0
+  ),
+  **_all(
+    'attention_chunk_size attention_multiplier clip_qkv compression_config '
+    'final_logit_softcapping hidden_activation no_rope_layers '
+    'per_layer_config query_pre_attn_scalar quantization_config '
     'rope_local_base_freq rope_parameters rope_scaling scale_depth '
     'sliding_window text_config'
   ),

@@ -138,6 +138,11 @@ def _gemma(s: Json) -> dict[str, Any]:
   return own | found | dict(act=act, post_norm=False, query_scale=None)
 
 
+def _gemma2(s: Json) -> dict[str, Any]:
+  cap = s.cap('attn_logit_softcapping')  # of no other family
+  return _gemmas(s, 2) | rope.read(s) | dict(attn_softcap=cap)
+
+
 def _gemma3(s: Json) -> dict[str, Any]:
   period = s.integer('sliding_window_pattern')
   return _gemmas(s, period) | rope.read_both(s) | dict(qk_norm=True)
@@ -156,7 +161,6 @@ def _gemmas(s: Json, period: int) -> dict[str, Any]:
   found |= _windows(s, kinds, _window(s))
   return found | dict(
     query_scale=s.number('query_pre_attn_scalar') ** -0.5,
-    attn_softcap=s.cap('attn_logit_softcapping'),
     logit_softcap=s.cap('final_logit_softcapping'),
   )
 
@@ -289,7 +293,7 @@ FAMILIES: dict[str, tuple[Callable[[Json], dict[str, Any]], names.Naming]] = {
   'smollm3': (_smollm3, names.HF),
   'granite': (_granite, names.HF),
   'gemma': (_gemma, names.HF_GEMMA1),
-  'gemma2': (lambda s: _gemmas(s, 2) | rope.read(s), names.HF_GEMMA),
+  'gemma2': (_gemma2, names.HF_GEMMA),
   'gemma3_text': (_gemma3, names.HF_GEMMA),
   'gpt2': (_gpt2, names.HF_GPT2),
   't5': (_t5, names.HF_T5),

@@ -204,9 +204,13 @@ def _gemma(s: Json, common: dict[str, Any], big: int) -> dict[str, Any]:
     query_scale=scalar**-0.5,
     windows=tuple(window if (i + 1) % period else 0 for i in range(depth)),
     local_rope_theta=s.cap('rope.freq_base_swa'),
-    attn_softcap=s.cap('attn_logit_softcapping'),
     logit_softcap=s.cap('final_logit_softcapping'),
   )
+
+
+def _gemma2(s: Json, common: dict[str, Any]) -> dict[str, Any]:
+  cap = s.cap('attn_logit_softcapping')  # of no other architecture
+  return _gemma(s, common, big=46) | dict(attn_softcap=cap)
 
 
 # Architecture -> function(fields, common settings) -> settings that it adds.
@@ -214,6 +218,6 @@ ARCHS: dict[str, Callable[[Json, dict[str, Any]], dict[str, Any]]] = {
   'llama': lambda *_: {},
   'qwen2': lambda *_: {},
   'qwen3': lambda *_: dict(qk_norm=True),
-  'gemma2': lambda *x: _gemma(*x, big=46),
+  'gemma2': _gemma2,
   'gemma3': lambda *x: _gemma(*x, big=62) | dict(qk_norm=True),
 }
