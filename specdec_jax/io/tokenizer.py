@@ -273,5 +273,10 @@ def _chat_template(folder: pathlib.Path, settings) -> str | None:
     several = [t for t in found if isinstance(t, dict)]
     found = {t.get('name'): t.get('template') for t in several}
   if isinstance(found, dict):
+    if found and 'default' not in found:
+      raise ValueError(
+        f'{folder}: chat templates {", ".join(map(str, found))}, and none is '
+        f'the "default"; write the one that is meant into {path.name}'
+      )
     found = found.get('default')
   return found if isinstance(found, str) else None

@@ -289,6 +289,13 @@ def test_folder_templates(tmp_path):
     {'name': 'default', 'template': 'D'},
   ]
   assert folder(tmp_path, {'chat_template': several}).chat_template == 'D'
+  why = 'chat templates tool_use, rag, and none is the "default"; write'
+  for named in (
+    {'tool_use': 'U', 'rag': 'R'},
+    [{'name': 'tool_use', 'template': 'U'}, {'name': 'rag', 'template': 'R'}],
+  ):
+    with pytest.raises(ValueError, match=why):
+      folder(tmp_path, {'chat_template': named})
   (tmp_path / 'chat_template.jinja').write_text('J')
   assert folder(tmp_path, {'chat_template': 'T'}).chat_template == 'J'
 
