@@ -185,6 +185,12 @@ def test_damaged_tokens_are_named(tmp_path, settings, more):
     read(tmp_path, [S], settings)
 
 
+def test_special_tokens_that_texts_cannot_spell_are_refused(tmp_path):
+  with pytest.raises(ValueError, match='json: split_special_tokens is not su'):
+    read(tmp_path, [S, E], NAMED | dict(split_special_tokens=True))
+  assert read(tmp_path, [S, E], NAMED | dict(split_special_tokens=False))
+
+
 def llama2() -> tokenizers.Tokenizer:
   """As Llama 2's tokenizer.json: a space before every run of text."""
   words = ['▁', 'a', 'b', '▁a', '▁b', 'ab', '▁ab', '\n', 'e']

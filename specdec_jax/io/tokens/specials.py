@@ -43,6 +43,11 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   Without added_tokens_decoder, those of special_tokens_map.json come first.
   """
   settings = files.read_json(folder / 'tokenizer_config.json', {})
+  if settings.get('split_special_tokens'):
+    raise ValueError(
+      f'{folder / "tokenizer_config.json"}: split_special_tokens is not '
+      'supported; here a special token that a text spells is that token'
+    )
   if 'added_tokens_decoder' not in settings:
     settings |= files.read_json(folder / 'special_tokens_map.json', {})
   return settings
