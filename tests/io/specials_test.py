@@ -242,6 +242,37 @@ def test_where_a_llamas_words_begin(tmp_path, family, settings, ids, text):
   assert t.decode(t.encode('  a')) == text
 
 
+@pytest.mark.parametrize(
+  'family, settings, size, cut',
+  [
+    ('mistral', {'fix_mistral_regex': True}, 100_001, True),
+    ('mistral3', {'fix_mistral_regex': True}, 100_001, True),
+    ('mistral', {'fix_mistral_regex': True}, 100_000, False),
+    ('mistral', {'fix_mistral_regex': False}, 100_001, False),
+    ('mistral', {}, 100_001, False),
+    ('qwen2', {'fix_mistral_regex': True}, 100_001, False),
+  ],
+)
+def test_mistrals_words_are_cut_where_the_settings_ask(
+  tmp_path, family, settings, size, cut
+):
+  """Of a large vocabulary: before a capital letter, as Tekken does."""
+  inner = tiny.byte_tokenizer(())
+  ids = inner.get_vocab() | {f'x{i}': i for i in range(258, size - 1)}
+  ids['oW'] = size - 1
+  bpe = tokenizers.models.BPE(ids, [('o', 'W')])
+  inner.model = bpe
+  inner.save(str(tmp_path / 'tokenizer.json'))
+  for name, value in (
+    ('config', {'model_type': family}),
+    ('tokenizer_config', settings),
+  ):
+    (tmp_path / f'{name}.json').write_text(json.dumps(value))
+  t = tokenizer.from_folder(tmp_path, 'here')
+  assert (size - 1 in t.encode('helloWorld')) != cut
+  assert t.decode(t.encode('helloWorld 日本')) == 'helloWorld 日本'
+
+
 def test_names_are_variables_of_templates(tmp_path):
   """Special ones under their names; a model's own, too."""
   names = '{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}'

@@ -14,30 +14,16 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 from specdec_jax.io import tokenizer as text
 from specdec_jax.io.gguf.container import File
-from specdec_jax.io.tokens import specials
+from specdec_jax.io.tokens import specials, words
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
-_CUT = r'\s*[\r\n]+|\s+(?!\S)|\s+'
 _WORDS = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-  rf'\p{{N}}{{1,%d}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_CUT}'
+  rf'\p{{N}}{{1,%d}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{words.CUT}'
 )
-# Of Mistral Nemo: a word is cut before a capital letter.
-_UPPER = r'[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]'
-_LOWER = r'[\p{Ll}\p{Lm}\p{Lo}\p{M}]'
-_CASED = '|'.join(
-  rf'[^\r\n\p{{L}}\p{{N}}]?{_UPPER}{a}{_LOWER}{b}' for a, b in ('*+', '+*')
-)
-_TEKKEN = rf'{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_CUT}'
 
-_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
 _GPT2 = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
-
-
-def _split(*words: str) -> list[pre_tokenizers.PreTokenizer]:
-  cut = lambda x: pre_tokenizers.Split(tokenizers.Regex(x), 'isolated')
-  return [*map(cut, words), _BYTES]
 
 
 class Pre(NamedTuple):
@@ -55,12 +41,12 @@ class Pre(NamedTuple):
   normal: bool = False
 
 
-_LLAMA3 = Pre(_split(_WORDS % 3), whole=True, bos=True)
+_LLAMA3 = Pre(words.split(_WORDS % 3), whole=True, bos=True)
 _DIGITS = Pre([pre_tokenizers.Digits(individual_digits=True), *_GPT2])
 
 PRE = {
   'default': Pre(
-    _split(
+    words.split(
       r'[\p{P}\$\+<=>\^~\|]+',
       r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
       r'\p{N}+',
@@ -70,14 +56,14 @@ PRE = {
   'gpt-2': Pre(_GPT2),
   'smollm': _DIGITS,
   'refact': _DIGITS,  # Granite
-  'qwen2': Pre(_split(_WORDS % 1), normal=True),
-  'deepseek-r1-qwen': Pre(_split(_WORDS % 1)),
+  'qwen2': Pre(words.split(_WORDS % 1), normal=True),
+  'deepseek-r1-qwen': Pre(words.split(_WORDS % 1)),
   **dict.fromkeys(
     ('llama-bpe', 'llama3', 'llama-v3', 'falcon3', 'pixtral'), _LLAMA3
   ),
-  'smaug-bpe': Pre(_split(_WORDS % 3)),  # SmolLM3
-  'dbrx': Pre(_split(_WORDS % 3)),  # OLMo 2, Phi 4
-  'tekken': Pre(_split(_TEKKEN), whole=True, bos=True),
+  'smaug-bpe': Pre(words.split(_WORDS % 3)),  # SmolLM3
+  'dbrx': Pre(words.split(_WORDS % 3)),  # OLMo 2, Phi 4
+  'tekken': Pre(words.split(words.TEKKEN), whole=True, bos=True),
 }
 
 # Beside the ends of turns, texts that llama.cpp's loader takes for the end of

@@ -14,6 +14,7 @@ from absl import logging
 from tokenizers import decoders, pre_tokenizers
 
 from specdec_jax.io import files
+from specdec_jax.io.tokens import words
 
 # In the order in which transformers adds those that tokenizer.json lacks.
 NAMED = ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask')
@@ -33,6 +34,8 @@ _CALLS = ({'<|return|>', '<|call|>'}, {'<|calls|>', '<|flush|>'})
 
 # Families whose LlamaTokenizer transformers builds anew from the vocabulary.
 _REBUILT = ('llama', 'smollm3')
+# Those of which some files have another family's pattern of words.
+_TEKKEN = ('mistral', 'mistral3')
 
 _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 
@@ -110,13 +113,18 @@ def add(
 def rebuild(
   inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
-  """Gives a Llama's tokenizer the steps of transformers' LlamaTokenizer.
+  """Gives a Llama's tokenizer the steps of transformers' LlamaTokenizer, and
+  Mistral's the pattern of Tekken where fix_mistral_regex asks for it.
 
-  That class takes the vocabulary of tokenizer.json alone; `legacy` and
+  LlamaTokenizer takes the vocabulary of tokenizer.json alone; `legacy` and
   `add_prefix_space` say where a word begins with a space: at the start of a
   text, behind special tokens, too, or nowhere.
   """
   family = files.read_json(folder / 'config.json', {}).get('model_type')
+  large = inner.get_vocab_size(with_added_tokens=False) > 100_000
+  if settings.get('fix_mistral_regex') and family in _TEKKEN and large:
+    steps = words.split(words.TEKKEN)
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
   kind = str(settings.get('tokenizer_class')).removesuffix('Fast')
   steps = [inner.pre_tokenizer, inner.decoder]
   by_bytes = [x for x in steps if x and b'ByteLevel' in x.__getstate__()]
@@ -150,11 +158,11 @@ def hide_ends(inner: tokenizers.Tokenizer) -> None:
   """Makes the ends of a turn special that files call words: a reply's text
   is without them."""
   added = inner.get_added_tokens_decoder()
-  words = [added[i] for i in turn_ends(inner) if i in added]
-  words = [token for token in words if not token.special]
-  for token in words:
+  ends = [added[i] for i in turn_ends(inner) if i in added]
+  plain = [token for token in ends if not token.special]
+  for token in plain:
     token.special = True
-  inner.add_tokens(words)  # under their ids
+  inner.add_tokens(plain)  # under their ids
 
 
 def have_calls(texts: Container[str]) -> bool:
