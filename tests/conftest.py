@@ -6,7 +6,7 @@ import os
 import pathlib
 
 # Before jax is imported: tests run on eight fake CPU devices, and jaxlib 0.10.2
-# miscompiles a narrow matvec + reduce without the second flag (jax#39103).
+# miscompiles a narrow matvec + reduce without this flag (jax#39103).
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = ' '.join(
   [
