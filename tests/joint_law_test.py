@@ -92,7 +92,7 @@ def test_joint_law_of_generate(rule):
     pytest.param('eagle', (2, 2), 3, reject.RULE, marks=MORE),
     pytest.param('eagle', (3, 1, 2), 6, reject.RULE, marks=pytest.mark.slow),
     pytest.param('medusa', (3, 2), 5, reject.RULE, marks=pytest.mark.slow),
-    pytest.param('medusa', (3, 2), 5, traversal.RULE, marks=MORE),
+    pytest.param('medusa', (3, 2), 5, traversal.RULE, marks=pytest.mark.slow),
     pytest.param('medusa', (3, 2), 5, kseq.RULE, marks=pytest.mark.slow),
   ],
 )

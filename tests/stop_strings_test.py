@@ -24,7 +24,9 @@ def scripted(tokenizer, ids):
 
   def head(params, hidden):
     at = jnp.clip(hidden[..., 0].astype(jnp.int32) + 1, 0, SLOTS - 1)
-    return 10.0 * (jnp.arange(vocab) == params['said'][at][..., None])
+    return 10.0 * (
+      jnp.arange(vocab)[None, None] == params['said'][at][..., None]
+    )
 
   model = types.Model(
     lambda params, tokens, slots, positions, mask, cache, *, taps=(): (
