@@ -333,8 +333,8 @@ def _race(keys_B: Array, weights_BV: Array) -> Array:
 def largest(x: Array, count: int) -> tuple[Array, Array]:
   """(values, indices) of the largest on the last axis, descending: [..., X].
 
-  Of equals the first comes first. For few of many: but for CPUs a pass for
-  each, where top_k sorts all.
+  Of equals the first comes first. For few of many: top_k on CPU; elsewhere,
+  where it sorts all, a pass for each.
   """
   top_k = functools.partial(jax.lax.top_k, k=count)
   passes = functools.partial(_largest_by_passes, count=count)

@@ -24,7 +24,8 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from specdec_jax.train import data, loop, runner, text
 
-# A resumed run cannot change these: its data and its parameters' shapes.
+# A resumed run cannot change these: its data, its parameters' shapes, and the
+# judge, by whose figures its steps are compared.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read', 'judge')
 _FIXED += ('optimiser.muon',)
 _KINDS: dict[str, Any] = {

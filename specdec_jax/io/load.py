@@ -205,7 +205,8 @@ def _placed(
   elif dtype == 'bfloat16' and opened.kinds:
     again = dtype
   kinds = rounded.KINDS.get(kind, ())
-  packs = alone and dtype != 'float64' and _ready(kernels, kinds)
+  folder = files.cache_folder()
+  packs = alone and dtype != 'float64' and library.ready(kernels, folder, kinds)
   if kind:
     put, dtype = functools.partial(rounded.put, kind, layout), activations()
     if packs:
@@ -254,10 +255,6 @@ def activations() -> str:
   return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
 
 
-def _ready(kernels: str, kinds: Collection[str]) -> bool:
-  return library.ready(kernels, files.cache_folder(), kinds)
-
-
 def read(
   opened: sources.Source,
   *,
@@ -297,7 +294,8 @@ def _kept(opened: sources.Source, kernels: str, alone: bool) -> frozenset[str]:
     )
   kept = every & blocks.KEPT.keys()
   kinds = [blocks.KEPT[stored].kind for stored in kept]
-  if kept and not (alone and _ready(kernels, kinds)):
+  folder = files.cache_folder()
+  if kept and not (alone and library.ready(kernels, folder, kinds)):
     raise ValueError(
       f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
       "compiler; give dtype='float32'"

@@ -63,10 +63,15 @@ def _read_whole(params: types.Params) -> list[tuple[str, Any]]:
 
 def own_bytes(params: types.Params, target: types.Params) -> int:
   """Bytes of the arrays that are not shared with the target."""
+  return tree_bytes(own_leaves(params, target))
+
+
+def own_leaves(params: types.Params, other: types.Params) -> list[types.Array]:
+  """The arrays that are not shared with the other, each once."""
   own = {id(x): x for x in jax.tree.leaves(params)}
-  for x in jax.tree.leaves(target):
+  for x in jax.tree.leaves(other):
     own.pop(id(x), None)
-  return tree_bytes(list(own.values()))
+  return list(own.values())
 
 
 def layers_share(params: types.Params, count: int) -> float:

@@ -23,8 +23,6 @@ from collections.abc import (
 )
 from typing import Any, NamedTuple
 
-import jax
-
 from specdec_jax import (
   api,
   build,
@@ -37,7 +35,7 @@ from specdec_jax import (
 )
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
-from specdec_jax.models import convert
+from specdec_jax.models import convert, work
 
 # Prompts of a row that are answered together: they share a length, and every
 # first turn is answered before a second.
@@ -91,11 +89,8 @@ def digest(config, engine: build.Engine) -> str:
   # Heads and counts are in no model. What adaptive has of its own, beside its
   # parts, are seconds, which differ from run to run.
   held = [x.params for x in engine.parts] or engine.weights.draft
-  own = {id(x): x for x in jax.tree.leaves(held)}
-  for x in jax.tree.leaves([model.params for model in models]):
-    own.pop(id(x), None)
-  if own:
-    weights.append([convert.digest(hosts.fetch([*own.values()]))])
+  if own := work.own_leaves(held, [model.params for model in models]):
+    weights.append([convert.digest(hosts.fetch(own))])
   return _sha256([parts, config.bench.chat, weights])
 
 

@@ -21,7 +21,8 @@ from specdec_jax.models import lm, work
 from specdec_jax.train import data, loop, runner, text, text_loss, text_metrics
 from specdec_jax.train import step as step_lib
 
-# A resumed run cannot change its data or the shapes of its parameters.
+# A resumed run cannot change its data, the shapes of its parameters, or the
+# judge, by whose figures its steps are compared.
 _FIXED = ('model.size', 'model.source', 'read', 'text', 'run.seed', 'judge')
 _FIXED += ('optimiser.muon',)
 # The most rows that the held-out loss is computed on.

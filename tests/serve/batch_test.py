@@ -197,7 +197,9 @@ def drafted(x):
 def test_the_drafters_own_weights_are_in_the_digest(world):
   """Not those that it shares with the target, nor the costs of adaptive."""
   digest = lambda: batch.digest(world.config, world.engine)
-  plain = digest()
+  plain = digest()  # the target's own weights draft
+  world.engine.weights = decode_types.Weights(world.target.params)
+  assert digest() == plain
   world.engine.weights = drafted(1)
   one = digest()
   world.engine.weights = drafted(2)

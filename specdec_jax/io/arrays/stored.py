@@ -54,7 +54,7 @@ def open_file(path: pathlib.Path) -> dict[str, Stored]:
 
 
 def once(where: object, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-  """What has each name; ValueError for a name that is there twice.
+  """The pairs by name; ValueError for a name that is there twice.
 
   where: what the error begins with.
   """
