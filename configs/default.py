@@ -18,7 +18,7 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
     {
       'target': {
         'source': 'random:tiny' if tiny else '',
-        'dtype': 'float32',
+        'dtype': 'stored',
         'scan_layers': 'auto',
         'kernels': 'auto',
       },

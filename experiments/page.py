@@ -73,8 +73,6 @@ def _shown(found: Any, form: str) -> str:
 
 def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
   """0.61 (0.59 to 0.63), or 0.61 if its ends are not known."""
-  if x.value is None:
-    return 'too short'
   show = form.format
   ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'
   return show(x.value) + ends

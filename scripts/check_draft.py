@@ -25,7 +25,7 @@ _TARGET = flags.DEFINE_string('target', '', 'the model to draft for')
 _DRAFT = flags.DEFINE_string('draft', '', 'folder or hf:org/name of a draft')
 _CHECKS = {'eagle': eagle.check, 'medusa': medusa.check, 'dflash': dflash.check}
 _DRAFTER = flags.DEFINE_enum('drafter', 'eagle', _CHECKS, 'what drafts with it')
-_DTYPE = flags.DEFINE_string('dtype', 'float32', 'of the target')
+_DTYPE = flags.DEFINE_string('dtype', 'stored', 'of the target')
 
 
 def run() -> bool:

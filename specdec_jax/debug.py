@@ -16,6 +16,7 @@ import numpy as np
 from specdec_jax import decode, requests, sampling, types
 from specdec_jax.models import cache as kv
 from specdec_jax.models import encoder
+from specdec_jax.models import weights as weights_lib
 
 Array = jax.Array
 
@@ -70,7 +71,8 @@ def check_cache(
   whole = sampling.settings(len(request.tokens_BL), 1.0)  # no cuts
   smooth = request._replace(sampling=whole)
   begun, info = start(weights, request)
-  state, tolerance = begun, _tolerance((weights, begun.cache, begun.drafter))
+  rounded = weights_lib.coarsest((weights, begun.cache, begun.drafter))
+  state, tolerance = begun, float(jnp.finfo(rounded).eps) ** 0.5
   while np.asarray(state.live_B).any():
     state, info, _ = step(weights, request, state, info)
     again = request._replace(
@@ -198,14 +200,6 @@ def _stores(state) -> list[Array]:
   found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
   kept = [(kv.by_slot(x.store), x.mask_B1I[..., None]) for x in found]
   return jax.tree.leaves(kept)
-
-
-def _tolerance(tree) -> float:
-  """The square root of the coarsest epsilon among the floats of a tree."""
-  kinds = {jnp.result_type(x) for x in jax.tree.leaves(tree)} | {float}
-  kinds = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]
-  eps = (jnp.finfo(jax.dtypes.canonicalize_dtype(x)).eps for x in kinds)
-  return float(max(eps)) ** 0.5
 
 
 def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:

@@ -69,8 +69,10 @@ class Programs(NamedTuple):
   """The jitted entry points of one (target, drafter, rule).
 
   generate(weights, request) -> Output: one executable call.
-  start(weights, request) -> (State, Info); step(weights, request, state, info)
-    -> (State, Info), state and info donated: the same loop driven from Python.
+  start(weights, request) -> (State, Info): its prefill; finish(weights,
+    request, state, info) -> (State, Info): all its windows. State and info are
+    donated, here and below.
+  step(weights, request, state, info) -> (State, Info): one window.
   advance(weights, request, state, info, most): several steps in one call.
   opened(weights, request) -> forward.Reading; read(weights, request, reading,
     most) -> Reading; begin(weights, request, reading): start, in chunks.
@@ -78,6 +80,7 @@ class Programs(NamedTuple):
 
   generate: Any
   start: Any
+  finish: Any
   step: Any
   advance: Any
   opened: Any
@@ -159,19 +162,28 @@ def _programs(loop: Loop) -> Programs:
   bound = lambda part: functools.partial(part, loop)
   init, one = bound(start), bound(step)
 
-  def generate(weights, request):
-    state, info = jax.lax.while_loop(
+  def finish(weights, request, state, info):
+    return jax.lax.while_loop(
       lambda carry: jnp.any(carry[0].live_B),
       lambda carry: one(weights, request, *carry),
-      init(weights, request),
+      (state, info),
     )
+
+  def generate(weights, request):
+    state, info = finish(weights, request, *init(weights, request))
     return Output(state.tokens_BL, state.lengths_B, info)
 
   kept = functools.partial(jax.jit, donate_argnums=(2, 3))
-  on = jax.jit(bound(read), donate_argnums=2)
-  loops = jax.jit(generate), jax.jit(init), kept(one), kept(bound(advance))
-  parts = jax.jit(bound(opened)), on, jax.jit(bound(begin))
-  return Programs(*loops, *parts)
+  return Programs(
+    generate=jax.jit(generate),
+    start=jax.jit(init),
+    finish=kept(finish),
+    step=kept(one),
+    advance=kept(bound(advance)),
+    opened=jax.jit(bound(opened)),
+    read=jax.jit(bound(read), donate_argnums=2),
+    begin=jax.jit(bound(begin)),
+  )
 
 
 def start(loop: Loop, weights: types.Weights, request: Request):

@@ -20,8 +20,7 @@ class Target(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
   dtype: str = fields.setting(
     allowed=convert.DTYPES,
-    help='stored: float32, with quantised matrices kept; int8, int4: matrices '
-    'as integers',
+    help='stored: as the file has them; int8, int4: matrices as integers',
   )
   scan_layers: str = fields.setting(
     allowed=('auto', 'yes', 'no'), help='auto: on TPU'

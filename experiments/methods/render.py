@@ -35,10 +35,8 @@ def _cell(x: Mapping[str, Any] | None, first: str) -> str:
   if x is None:
     return f'= {first}'
   gain = intervals.Interval(**x['improvement'])
-  times = gain.outcome
-  if times != 'too short':
-    around = {'win': '**{}**', 'loss': '{}'}.get(times, '~{}')
-    times = around.format(f'{gain.value:.2f}x')
+  around = {'win': '**{}**', 'loss': '{}'}.get(gain.outcome, '~{}')
+  times = around.format(f'{gain.value:.2f}x')
   off = ''
   if x['alpha'] and not x['lossless']:
     off = f', TV {page.distance(x["alpha"])}'

@@ -62,7 +62,7 @@ def of(doc: Any) -> list[Cell]:
       x.improvement.value,
     )
     for x in doc.rows
-    if x.predicted and x.improvement.value
+    if x.predicted
   ]
 
 

@@ -64,8 +64,6 @@ def _caption(doc: Mapping[str, Any]) -> str:
 
 def _times(x: Mapping[str, Any]) -> str:
   gain = intervals.Interval(**x['improvement'])
-  if gain.value is None:
-    return gain.outcome
   return f'{"~" * (gain.outcome not in ("win", "loss"))}{gain.value:.2f}x'
 
 

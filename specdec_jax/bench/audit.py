@@ -19,6 +19,7 @@ import numpy as np
 from specdec_jax import forward, hosts, requests, settings, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import records
+from specdec_jax.models import weights
 
 # A choice may differ by both tokens' noise, in both methods.
 FACTOR = 4
@@ -111,7 +112,7 @@ def audit(
   every_BV = np.concatenate([passes_BV, shaken_BV[:, real]])
   if not real.any() or not np.isfinite(every_BV).all():
     return bug._replace(reason='logits are not finite')
-  largest, dtype = float(np.abs(one_V[real]).max()), coarsest(params)
+  largest, dtype = float(np.abs(one_V[real]).max()), weights.coarsest(params)
   # What one rounding changes. The methods' programs are compiled apart and
   # round apart even where these passes agree to the bit: bfloat16 SmolLM2 on
   # CPU, by 2e-3 where the widths differ by 0.
@@ -158,13 +159,6 @@ def _logits(
   starts = [start - (offset - last + start) % wide for offset in range(wide)]
   found = [score(1), score(1, shake=True), *(score(wide, x) for x in starts)]
   return [np.asarray(x, np.float64) for x in hosts.fetch(found)]
-
-
-def coarsest(params: types.Params) -> str:
-  """The dtype of the parameters that rounds most."""
-  kinds = {x.dtype for x in jax.tree.leaves(params)}
-  floats = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]
-  return str(max(floats, key=lambda x: float(jnp.finfo(x).eps)))
 
 
 def needed(
@@ -221,11 +215,15 @@ def _arrivals(case: Case, position: int, size: int):
 
 
 def _shaken(params: types.Params) -> types.Params:
-  """The parameters, each number moved by up to one rounding, at random."""
+  """The parameters, each number moved by up to one rounding, at random; but for
+  those that hold fewer digits than are computed with."""
   leaves, tree = jax.tree.flatten(params)
+  least = jnp.finfo(weights.coarsest(params)).eps
 
   def moved(i: int, x):
     if not jnp.issubdtype(x.dtype, jnp.floating):
+      return x
+    if jnp.finfo(x.dtype).eps > least:
       return x
     wide = jnp.promote_types(x.dtype, jnp.float32)
     eps = float(jnp.finfo(x.dtype).eps)

@@ -167,22 +167,19 @@ def _predicted(
   arms = costs.arms
   groups = plan_lib.groups(arms, plan, plan.calibration)
   # Plain decoding emits one token a window but where rows share batches.
-  alone = plan.bench.batch_size == 1
-  outputs = {
-    arm.name: [
-      plan_lib.decoded(arm, costs.programs[arm.name], group)
-      for group in printing.track(groups, f'acceptance of {arm.name}')
-    ]
-    for arm in arms
-    if arm.gamma or not alone
-  }
+  asked = arms[1:] if plan.bench.batch_size == 1 else arms
+  shown = printing.track(groups, 'acceptance')
+  ran = [timing.turn(asked, costs.programs, group) for group in shown]
+  outputs = {arm.name: [x[arm.name].output for x in ran] for arm in asked}
   if failed := identity.failures(plan_lib.texts(groups, outputs)):
     return doc._replace(failed=failed), None
   gains = predict.gains(arms, costs.parts, outputs)
 
   def planned(left_out):
     kept = {name: x for name, x in gains.items() if name not in left_out}
-    found, width = budget.expected(plan, costs.speed, kept, clock, most)
+    names = {x.drafter for x in arms if x.name in kept}
+    speed = costs.speed._replace(drafters=len(names))
+    found, width = budget.expected(plan, speed, kept, clock, most)
     batches = -(-len(found.test) // plan.bench.batch_size)
     told = doc._replace(
       setting=plan_lib.setting(arms, found),
@@ -211,7 +208,7 @@ def _tested(
   blocks = timing.reading(blocks, read, gb_s)
   runs = timing.measure(arms, groups, costs.programs, blocks)
   measured = program.elapsed() - start
-  ran_RG = np.isfinite(runs[arms[0].name].total_RG)
+  ran_RG = np.isfinite(runs[arms[0].name].decoding_RG)
   plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
   setting, groups = plan_lib.setting(arms, plan), groups[: ran_RG.shape[1]]
   ceiling = doc.ceiling.beside(setting.dtype, gb_s)

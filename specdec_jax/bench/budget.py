@@ -1,9 +1,10 @@
 """How much of a benchmark fits into its minutes.
 
 Planned once, when the parts are timed and everything is compiled: how long an
-answer may be, and how many calibration prompts are run. Where not all can be
-run, the arms that cannot win by these prompts are left out. Test prompts are
-then run until the time is over. The settings of the config are upper bounds.
+answer may be, and how many calibration prompts are run; the others are judged.
+Where not all can be run, the arms that cannot win by these prompts are left
+out. Test prompts are then run until the time is over. The settings of the
+config are upper bounds.
 """
 
 import itertools
@@ -59,8 +60,8 @@ def clock(minutes: float) -> Clock:
 class Speed(NamedTuple):
   """The speed of a batch as far as it is known, in seconds.
 
-  step: of plain decoding; prefill: of its prompts; compile: of its program.
-  drafters: how many; those that differ in gamma share what is compiled.
+  step: of plain decoding; prefill: of its prompts; compile: of its programs.
+  drafters: how many; those that differ in gamma share programs and prefills.
   factors: by method, time of a token over plain decoding's.
   read: for how many drafters texts are read again at the end, for their alpha.
   """
@@ -74,9 +75,8 @@ class Speed(NamedTuple):
 
   def calibration(self, tokens: int) -> float:
     """Seconds of a batch of calibration prompts in all methods."""
-    return sum(
-      1.5 * self.prefill + tokens * self.step * x for x in self.factors.values()
-    )
+    spent = tokens * self.step * sum(self.factors.values())
+    return spent + 1.5 * self.prefill * self.drafters
 
   def test(self, tokens: int) -> float:
     """Seconds of a batch of test prompts in all arms, prefill and alpha too."""
@@ -87,7 +87,7 @@ class Speed(NamedTuple):
 
   def filling(self) -> float:
     """Seconds of a batch's prefill in all arms."""
-    return self.prefill * (2 + 3 * len(self.factors))
+    return self.prefill * (1 + 1.5 * self.drafters)
 
   def alpha(self, tokens: int) -> float:
     """Seconds in which target and draft read a batch's texts again."""
@@ -150,10 +150,11 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
     if tokens < 2 * _SHORTEST or count * each + least <= seconds:
       break
     tokens //= 2
+  known = spread(plan.calibration)
+  cut = count * rows
+  test = (*spread(plan.test), *known[cut:])
   return plan._replace(
-    calibration=spread(plan.calibration)[: count * rows],
-    test=spread(plan.test),
-    max_new_tokens=tokens,
+    calibration=known[:cut], test=test, max_new_tokens=tokens
   )
 
 

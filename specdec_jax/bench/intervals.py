@@ -20,14 +20,14 @@ RESAMPLES = 2000  # draws of _each
 FEWEST = 6  # prompts of an interval
 
 # What an interval of an improvement says.
-Outcome = Literal['win', 'unclear', 'too few', 'loss', 'too short']
+Outcome = Literal['win', 'unclear', 'too few', 'loss']
 
 
 class Interval(NamedTuple):
   """A value and the ends of its interval; None where they are not known.
 
-  A value of None was too short to measure; ends of None come from fewer than
-  FEWEST prompts, or from one batch.
+  A value of None was not measured; ends of None come from fewer than FEWEST
+  prompts, or from one batch.
   """
 
   value: float | None = None
@@ -36,8 +36,6 @@ class Interval(NamedTuple):
 
   @property
   def outcome(self) -> Outcome:
-    if self.value is None:
-      return 'too short'
     if self.low is None or self.high is None:
       return 'too few'
     if self.low > 1:

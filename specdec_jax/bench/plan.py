@@ -51,9 +51,7 @@ class Plan(NamedTuple):
 
 
 class Group(NamedTuple):
-  """Prompts that decode together, and their requests.
-
-  Limits are traced, so one executable serves both requests.
+  """Prompts that decode together, and their request.
 
   items: the prompts.
   host: the request on the host.
@@ -63,11 +61,6 @@ class Group(NamedTuple):
   items: tuple[requests.Item, ...]
   host: decode.Request
   full: decode.Request
-
-  @property
-  def prefill(self) -> decode.Request:
-    """The request with room for no token; it shares the arrays of full."""
-    return self.full._replace(limit_B=self.full.lengths_B)
 
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:

@@ -199,7 +199,7 @@ class Row(NamedTuple):
   name, drafter, gamma: as in plan.Arm.
   counts: see metrics.
   category, prompts: of the prompts, and how many; '' and None: all.
-  tok_s: tokens per second of decoding; None: too short to measure.
+  tok_s: tokens per second of decoding.
   improvement: the same over plain decoding's; see timing.improvements.
   whole: the same of whole requests, the prefill of both models included.
   time_to_first_token: seconds, a median.

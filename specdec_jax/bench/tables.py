@@ -196,8 +196,6 @@ def predicted(found: Mapping[str, records.Prediction], console) -> None:
 def gain_cell(x: intervals.Interval) -> str:
   """The improvement of a method; '1' of plain decoding."""
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
-  if x.value is None:
-    return x.outcome
   if x.low == x.high == 1:
     return '1'
   return f'[{colour}]{x.value:.2f}{ends(x, " ({})")}[/]'

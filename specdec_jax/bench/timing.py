@@ -1,15 +1,17 @@
 """Clocks of full generations, improvements made of them, and their ceiling.
 
-A generation is one executable call. A block is one batch of prompts in one
-repeat: all arms run in turn, so that drift of the machine cancels. One step of
-plain decoding reads every weight once, so weight bytes over bandwidth bound its
-time from below. Bandwidth is measured, not taken from a data sheet.
+A prefill is one executable call, and all windows after it are another. A block
+is one batch of prompts in one repeat: all arms run in turn, so that drift of
+the machine cancels. One step of plain decoding reads every weight once, so
+weight bytes over bandwidth bound its time from below. Bandwidth is measured,
+not taken from a data sheet.
 """
 
+import collections
 import functools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +24,6 @@ from specdec_jax.costs import parts
 from specdec_jax.kernels import calls, pages
 from specdec_jax.models import work
 
-# The prefill alone is timed so often for each batch, unless that takes more
-# than this share of what it is taken off; then once in each repeat.
-_FILLS, _SHARE = 3, 1 / 8
 # K of x_1K @ w_KN; N fills the bytes. Some shapes stream slower than others.
 _ROWS = (1536, 4096, 8192)
 # Bytes read: as many as by a step, but at least and at most these. Some caches
@@ -35,26 +34,40 @@ _LEAST, _MOST = 2**25, {'cpu': 2**28, 'other': 2**30}
 _READS = 6
 
 
+class Compiled(NamedTuple):
+  """An engine's programs at one request's shapes, as in decode.Programs."""
+
+  start: Any
+  finish: Any
+
+  def __call__(self, weights, request: decode.Request) -> decode.Output:
+    """What decode.Programs.generate makes of it."""
+    state, info = self.finish(weights, request, *self.start(weights, request))
+    return decode.Output(state.tokens_BL, state.lengths_B, info)
+
+
 class Runs(NamedTuple):
   """Runs of an arm on batches G of prompts.
 
   outputs: one for each batch; runs of a batch emit the same.
-  total_RG: seconds of a generation, prefill included; NaN where not run.
-  prefill_G: seconds of the batch's own prefill at its fastest.
-  noise_G: by which the prefill usually takes longer.
+  decoding_RG: seconds of all windows; NaN where not run.
+  prefill_RG: seconds before them; arms of one engine share theirs.
   prompts: different ones in all batches.
   """
 
   outputs: list[decode.Output]
-  total_RG: np.ndarray
-  prefill_G: np.ndarray
-  noise_G: np.ndarray
+  decoding_RG: np.ndarray
+  prefill_RG: np.ndarray
   prompts: int
 
   @property
-  def seconds_G(self) -> np.ndarray:
-    """Seconds of a generation, the mean of its repeats."""
-    return np.nanmean(self.total_RG, 0)
+  def decoding_G(self) -> np.ndarray:
+    """Seconds of decoding, the mean of its repeats."""
+    return np.nanmean(self.decoding_RG, 0)
+
+  @property
+  def prefill_G(self) -> np.ndarray:
+    return np.nanmean(self.prefill_RG, 0)
 
   @property
   def tokens_G(self) -> np.ndarray:
@@ -64,92 +77,108 @@ class Runs(NamedTuple):
     """Those of some batches alone."""
     return self._replace(
       outputs=[self.outputs[g] for g in batches],
-      total_RG=self.total_RG[:, batches],
-      prefill_G=self.prefill_G[batches],
-      noise_G=self.noise_G[batches],
+      decoding_RG=self.decoding_RG[:, batches],
+      prefill_RG=self.prefill_RG[:, batches],
     )
 
 
-def compile_arms(arms, request: decode.Request):
-  """By arm, its generate compiled at the request's shapes."""
+def compile_arms(arms, request: decode.Request) -> dict[str, Compiled]:
+  """By arm, its engine compiled at the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   done = {
-    key: engine.programs.generate.lower(engine.weights, request).compile()
+    key: _compiled(engine, request)
     for key, engine in printing.track(engines.items(), 'compiling')
   }
   return {arm.name: done[id(arm.engine)] for arm in arms}
 
 
+def _compiled(engine, request: decode.Request) -> Compiled:
+  asked = engine.weights, request
+  start = engine.programs.start.lower(*asked).compile()
+  begun = jax.eval_shape(engine.programs.start, *asked)
+  return Compiled(start, engine.programs.finish.lower(*asked, *begun).compile())
+
+
 def first_step(arms: Sequence[plan_lib.Arm], group: plan_lib.Group):
   """(programs, Speed): plain decoding compiled, and a guess of all others."""
   compiling, programs = parts.timed(compile_arms, arms[:1], group.full)
-  program = programs[arms[0].name]
-  call = functools.partial(parts.timed, program, arms[0].engine.weights)
-  call(group.prefill)
-  prefill, _ = call(group.prefill)
-  total, out = call(plan_lib.shortened(group.full, 4))
-  step = max(total - prefill, 1e-6) / max(metrics.windows(out.info).sum(), 1)
+  few = group._replace(full=plan_lib.shortened(group.full, 4))
+  turn(arms[:1], programs, few)  # the first call is slower
+  (ran,) = turn(arms[:1], programs, few).values()
+  step = ran.decoding / max(metrics.windows(ran.output.info).sum(), 1)
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(parts.has_q(engine, group) for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
-  speed = budget.Speed(step, prefill, compiling, len(engines), guess, read)
+  speed = budget.Speed(step, ran.prefill, compiling, len(engines), guess, read)
   return programs, speed
+
+
+class Ran(NamedTuple):
+  """One arm on one batch: seconds of its parts, and its output on the host."""
+
+  prefill: float
+  decoding: float
+  output: decode.Output
+
+
+def turn(
+  arms: Sequence[plan_lib.Arm],
+  programs: Mapping[str, Compiled],
+  group: plan_lib.Group,
+) -> dict[str, Ran]:
+  """Every arm on one batch, by its name, in this order.
+
+  Arms of one engine differ in the cap of their windows, which no prefill reads:
+  they go on from copies of what one left.
+  """
+  left = collections.Counter(id(arm.engine) for arm in arms)
+  begun, out = {}, {}
+  for arm in arms:
+    key, weights = id(arm.engine), arm.engine.weights
+    program, left[key] = programs[arm.name], left[key] - 1
+    if key not in begun:
+      begun[key] = parts.timed(program.start, weights, group.full)
+    prefill, state = begun[key] if left[key] else begun.pop(key)
+    if left[key]:  # what it is given is gone afterwards
+      state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
+    request = plan_lib.capped(arm, group.full)
+    took, (state, info) = parts.timed(program.finish, weights, request, *state)
+    done = decode.Output(state.tokens_BL, state.lengths_B, info)
+    out[arm.name] = Ran(prefill, took, hosts.fetch(done))
+  return out
 
 
 def measure(
   arms: Sequence[plan_lib.Arm],
   groups: Sequence[plan_lib.Group],
-  programs,
+  programs: Mapping[str, Compiled],
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
   """By arm, its Runs; block by block, each of which begins with another arm.
 
   blocks: (repeat, index of the group), in order; they may end early.
   """
-  total: dict[str, dict] = {arm.name: {} for arm in arms}
-  prefill: dict[str, list[list[float]]] = {arm.name: [] for arm in arms}
-  outputs: dict[str, list] = {arm.name: [] for arm in arms}
-  for arm in arms:  # The first call of an executable is slower.
-    parts.timed(programs[arm.name], arm.engine.weights, groups[0].prefill)
+  none = groups[0]._replace(full=plan_lib.shortened(groups[0].full, 0))
+  turn(arms, programs, none)  # The first call of an executable is slower.
+  ran = {}
   for repeat, g in blocks:
-    group, turn = groups[g], (repeat + g) % len(arms)
-    for arm in (*arms[turn:], *arms[:turn]):
-      call = functools.partial(programs[arm.name], arm.engine.weights)
-      full = plan_lib.capped(arm, group.full)
-      took, output = parts.timed(call, full)
-      total[arm.name][repeat, g] = took
-      if repeat == 0:
-        outputs[arm.name].append(hosts.fetch(output))
-        prefill[arm.name].append([])
-      # Its own, for prompts and sources differ, and now, for machines do too.
-      found, least = prefill[arm.name][g], repeat + 1 if g else _FILLS
-      while len(found) < _FILLS and (
-        len(found) < least or sum(found) < _SHARE * took
-      ):
-        found.append(parts.timed(call, group.prefill)[0])
+    at = (repeat + g) % len(arms)
+    ran[repeat, g] = turn((*arms[at:], *arms[:at]), programs, groups[g])
+  repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
+  prompts = len({x.id for group in groups[:batches] for x in group.items})
   out = {}
-  groups = groups[: len(outputs[arms[0].name])]
-  prompts = len({item.id for group in groups for item in group.items})
   for arm in arms:
-    seconds = total[arm.name]
-    total_RG = np.full((1 + max(r for r, _ in seconds), len(groups)), np.nan)
-    for at, x in seconds.items():
-      total_RG[at] = x
-    fills = prefill[arm.name]
-    fastest_G = np.array([min(x) for x in fills])
-    # Of batches whose prefill was timed more than once.
-    usual = [np.median(x) / min(x) for x in fills if len(x) > 1]
-    noise_G = (np.mean(usual) - 1) * fastest_G
-    out[arm.name] = Runs(
-      outputs[arm.name], total_RG, fastest_G, noise_G, prompts
-    )
+    decoding_RG, prefill_RG = np.full((2, repeats, batches), np.nan)
+    for at, found in ran.items():
+      prefill_RG[at], decoding_RG[at], _ = found[arm.name]
+    outputs = [ran[0, g][arm.name].output for g in range(batches)]
+    out[arm.name] = Runs(outputs, decoding_RG, prefill_RG, prompts)
   return out
 
 
-def tok_s(runs: Runs) -> float | None:
-  """Tokens per second of decoding; None where that is too short to measure."""
-  seconds = _seconds(runs, whole=False)
-  return None if seconds is None else float(runs.tokens_G.sum() / seconds.sum())
+def tok_s(runs: Runs) -> float:
+  """Tokens per second of decoding."""
+  return float(runs.tokens_G.sum() / runs.decoding_G.sum())
 
 
 def improvements(
@@ -163,37 +192,22 @@ def improvements(
   runs: of the same batches. whole: of requests with the prefill of target and
   draft; else of decoding alone. level: how often all intervals hold.
   """
-  plain, *_ = runs
-  seconds = {name: _seconds(x, whole) for name, x in runs.items()}
-  known = {name: x for name, x in seconds.items() if x is not None}
-  out = dict.fromkeys(runs, intervals.Interval())
-  if plain not in known:
-    return out
-  tokens = [runs[name].tokens_G for name in known]
+  plain, *names = runs
+  seconds = [x.decoding_G + whole * x.prefill_G for x in runs.values()]
+  tokens = [x.tokens_G for x in runs.values()]
   # Copies that fill a batch are no further prompts.
   rows = sum(x.lengths_B.size for x in runs[plain].outputs)
   prompts = min(rows, runs[plain].prompts)
-  found = intervals.speedups(tokens, list(known.values()), level, prompts)
-  out[plain] = intervals.Interval(1.0, 1.0, 1.0)
-  return out | dict(zip(list(known)[1:], found, strict=True))
-
-
-def _seconds(runs: Runs, whole: bool) -> np.ndarray | None:
-  """Seconds by batch; None where they are fewer than the prefill's vary by."""
-  if whole:
-    return runs.seconds_G
-  # The fastest prefill: a slow one would make decoding look fast.
-  decoding_G = runs.seconds_G - runs.prefill_G
-  if decoding_G.sum() <= runs.noise_G.sum():
-    return None
-  return np.maximum(decoding_G, 1e-9)
+  found = intervals.speedups(tokens, seconds, level, prompts)
+  return {plain: intervals.Interval(1.0, 1.0, 1.0)} | dict(
+    zip(names, found, strict=True)
+  )
 
 
 def first_token(runs: Runs) -> float:
   """Seconds to the first token: the prefill and a mean window; a median."""
   calls_G = [max(metrics.windows(x.info).sum(), 1) for x in runs.outputs]
-  windows_G = (runs.seconds_G - runs.prefill_G) / calls_G
-  return float(np.median(runs.prefill_G + windows_G))
+  return float(np.median(runs.prefill_G + runs.decoding_G / calls_G))
 
 
 # --- the ceiling -------------------------------------------------------------

@@ -12,7 +12,7 @@ from specdec_jax.costs import distance
 Row = records.Row
 
 # By outcome; of a drafter is said what is said of the first of its gammas.
-_ORDER = 'win', 'unclear', 'too few', 'loss', 'too short'
+_ORDER = 'win', 'unclear', 'too few', 'loss'
 _OF_DRAFTERS: dict[intervals.Outcome, str] = {
   'win': 'faster',
   'loss': 'slower at every gamma tried',
@@ -32,7 +32,6 @@ _OF_CATEGORIES = {
   'plain': "is plain decoding here (the program's choice) on",
   'unclear': 'is not told from plain decoding on',
   'too few': f'has fewer than {intervals.FEWEST} prompts, no interval, of',
-  'too short': 'is too short to measure on',
 }
 
 
@@ -102,7 +101,7 @@ def by_drafter(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _rank(row: Row) -> tuple[int, float]:
-  """Orders rows from lost to won; those too short to measure come first."""
+  """Orders rows from lost to won."""
   x = row.improvement
   return -_ORDER.index(x.outcome), x.value or 0.0
 
@@ -201,8 +200,6 @@ def _of_texts(doc: records.Document) -> str:
 def _about(best: Row, doc: records.Document) -> list[str]:
   """The best gamma of a drafter, why it does not win, what was predicted."""
   x, s = best.improvement, doc.setting
-  if x.outcome == 'too short':
-    return [f'{best.drafter}: too short to measure at every gamma tried.']
   plain = doc.rows[0].tok_s
   tok_s = ''
   if plain and best.tok_s:
@@ -225,8 +222,6 @@ def _about(best: Row, doc: records.Document) -> list[str]:
 
 def _times(x: intervals.Interval) -> str:
   """'1.35x (95 %: 1.20 to 1.50, +-11 %)'."""
-  if x.value is None:
-    return x.outcome
   ends = ''
   if x.low is not None:
     ends = f' (95 %: {x.low:.2f} to {x.high:.2f}, +-{x.width:.0%})'
@@ -273,8 +268,8 @@ def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
   for outcome, words in _OF_CATEGORIES.items():
     found = [x for x in categories if _outcome(x) == outcome]
     if found:
-      gain = lambda x: '' if x.value is None else f' {x.value:.2f}x'
-      names = ', '.join(x.category + gain(x.improvement) for x in found)
+      gain = lambda x: f' {x.improvement.value:.2f}x'
+      names = ', '.join(x.category + gain(x) for x in found)
       out.append(f'{best.name} {words}: {rich.markup.escape(names)}.')
       out += [f'  {_why(found)}'] if outcome == 'loss' else []
   return out
@@ -330,8 +325,6 @@ def _of_prediction(best: Row) -> str:
 def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   outcome, model = best.improvement.outcome, best.explained
   assert model
-  if outcome == 'too short':
-    return 'generate more tokens, with a larger decode.max_new_tokens.'
   lost = [x.category for x in categories if _outcome(x) == 'loss']
   but = f', but not for {", ".join(lost)}' if lost else ''
   used = f'gamma {best.gamma}'

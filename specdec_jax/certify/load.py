@@ -11,11 +11,11 @@ import numpy as np
 import tokenizers
 
 from specdec_jax import build, decode, fields, types
-from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.drafters import eagle, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, tokenizer
+from specdec_jax.models import weights
 
 
 def _tree(world: base.World, gamma: int):
@@ -203,7 +203,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
     (target, params), (_, other) = (
       found(vocab=vocab, dtype=dtype, seed=seed) for seed in (0, 1)
     )
-    if (made := audit.coarsest(params)) != dtype:
+    if (made := weights.coarsest(params)) != dtype:
       raise base.Broken(f'model={path}: dtype={dtype} made weights of {made}')
     return base.World(target, target, types.Weights(params, other), vocab)
 

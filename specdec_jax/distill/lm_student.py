@@ -91,7 +91,7 @@ def _read(
       f'student.source={student.source}: proposes {len(draft.draft_ids)} ids; '
       'set student.vocabulary to these'
     )
-  return build.load(draft, scan_layers=False, kernels='xla')
+  return build.load(draft, dtype='float32', scan_layers=False, kernels='xla')
 
 
 def _check_encoder(

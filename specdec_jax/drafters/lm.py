@@ -24,7 +24,7 @@ class Settings(method.Branching, method.Rows):
     '', needed='a model, such as hf:org/name'
   )
   dtype: str = fields.setting(
-    'float32', allowed=convert.DTYPES, help='as target.dtype'
+    convert.STORED, allowed=convert.DTYPES, help='as target.dtype'
   )
   tensor_parallel: int = fields.setting(
     0, low=0, help='devices of mesh.model that share one copy; 0: all'
@@ -34,7 +34,7 @@ class Settings(method.Branching, method.Rows):
     super().__post_init__()
     loaded = isinstance(self.source, load.LanguageModel)
     given = self.dtype, self.tensor_parallel, self.kernels
-    if loaded and given != ('float32', 0, 'auto'):
+    if loaded and given != (convert.STORED, 0, 'auto'):
       raise ValueError(
         f'dtype, tensor_parallel, kernels: {self.source} is loaded; give them '
         'to specdec_jax.load'

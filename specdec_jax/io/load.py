@@ -15,7 +15,6 @@ from absl import logging
 from specdec_jax import fields, sharding, types
 from specdec_jax.io import export, files, hf, memory, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.io.gguf import blocks
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
@@ -150,7 +149,7 @@ class LanguageModel:
 def load(
   source: str | os.PathLike | sources.Source,
   *,
-  dtype: Any = 'float32',
+  dtype: Any = convert.STORED,
   mesh: jax.sharding.Mesh | None = None,
   tensor_parallel: int = 0,
   scan_layers: bool | None = None,
@@ -162,9 +161,9 @@ def load(
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
       or 'package.module:make', a function of yours (docs/your_own_model.md);
       or what sources.open_source has made of one of the first four.
-    dtype: 'float32', 'bfloat16' or 'float64' (under x64); or of jax.numpy.
-      'stored': float32, but quantised matrices stay so; on one CPU. 'int8',
-      'int4': bfloat16, on CPU float32, with matrices of integers.
+    dtype: 'stored': as the file has them (memory.Model.as_stored); 'float32',
+      'bfloat16' or 'float64' (under x64), or of jax.numpy; 'int8', 'int4':
+      bfloat16, on CPU float32, with matrices of integers.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
     scan_layers: scan over the layers, to compile faster; on TPU if None.
@@ -200,9 +199,11 @@ def _placed(
   kind = dtype if dtype in weights.INTEGERS else ''
   codes, again = kind, kind
   if dtype == convert.STORED:
-    kept, dtype = _kept(opened, kernels, alone), 'float32'
+    model = memory.Model(opened, dtype, packs=alone and kernels != 'xla')
+    kept, dtype = model.as_stored()
     codes = convert.STORED if kept else ''
-  elif dtype == 'bfloat16' and opened.kinds:
+    _say_read(opened, kept, dtype)
+  if dtype == 'bfloat16' and opened.kinds and not kept:
     again = dtype
   kinds = rounded.KINDS.get(kind, ())
   folder = files.cache_folder()
@@ -217,7 +218,8 @@ def _placed(
     _check_codes(opened, kind, kept, packs)
     codes += ', int8 rows'
     label = f'{label.removesuffix(")")}, int8 rows)'
-  model = read(opened, dtype=dtype, put=put, scan_layers=scan, kept=kept)
+  staying = kept if packs else None
+  model = read(opened, dtype=dtype, put=put, scan_layers=scan, kept=staying)
   config, params = model.config, model.params
   if alone:
     config, params = convert.fuse(config, params)
@@ -261,13 +263,13 @@ def read(
   dtype: str = 'float32',
   put: names.Put | None = None,
   scan_layers: bool = False,
-  kept: Collection[str] = (),
+  kept: Collection[str] | None = None,
 ) -> LanguageModel:
   """Reads the weights, in 'float32', 'bfloat16' or 'float64' (under x64).
 
   put: places each parameter as it is read; None: on the default device.
   scan_layers: stack the layers' parameters along a leading axis.
-  kept: the kinds of blocks that stay as they are stored.
+  kept: as of names.read.
   """
   config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
   return LanguageModel(
@@ -281,31 +283,15 @@ def read(
   )
 
 
-def _kept(opened: sources.Source, kernels: str, alone: bool) -> frozenset[str]:
-  """The kinds of blocks that stay as they are; loads their kernels.
-
-  alone: whether it is on one device, its layers one by one.
-  """
-  every = frozenset(opened.kinds.values())
-  if not every:
-    raise ValueError(
-      f"{opened.name}: dtype='stored' is for quantised models, and this one is "
-      "not; give dtype='float32'"
-    )
-  kept = every & blocks.KEPT.keys()
-  kinds = [blocks.KEPT[stored].kind for stored in kept]
-  folder = files.cache_folder()
-  if kept and not (alone and library.ready(kernels, folder, kinds)):
-    raise ValueError(
-      f"{opened.name}: dtype='stored' needs one CPU, kernels='auto' and a C "
-      "compiler; give dtype='float32'"
-    )
-  if others := every - kept:
+def _say_read(
+  opened: sources.Source, kept: Collection[str], dtype: str
+) -> None:
+  """Logs which quantised matrices do not stay as they are stored."""
+  if others := set(opened.kinds.values()) - set(kept):
     logging.warning(
-      '%s: there is no kernel for %s: these matrices are read as float32',
-      *(opened.name, ', '.join(sorted(others))),
+      '%s: no kernel here reads %s: these matrices are read as %s',
+      *(opened.name, ', '.join(sorted(others)), dtype),
     )
-  return kept
 
 
 def tokenizer_of(source: str) -> tokenizer_lib.Tokenizer:
@@ -359,7 +345,8 @@ def _made(source: str, dtype: str, mesh: Any, kernels: str) -> LanguageModel:
   """
   if mesh is not None:
     raise ValueError(f'{source}: a model of your own runs on one device')
-  codes = dtype in convert.CODES
+  dtype = 'float32' if dtype == convert.STORED else dtype
+  codes = dtype in weights.INTEGERS
   if codes or kernels == 'int8':
     given = f'dtype={dtype!r}' if codes else f'kernels={kernels!r}'
     other = "dtype='float32'" if codes else "kernels='auto'"

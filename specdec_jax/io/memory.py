@@ -62,13 +62,29 @@ class Model(NamedTuple):
     config = self.source.config
     return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
 
-  def keeps(self) -> bool:
-    """Whether dtype='stored' is taken, and keeps some matrices; not of a copy
-    in the target's cache, which is rounded."""
-    kept = set(self.source.kinds.values()) & blocks.KEPT.keys()
+  def as_stored(self) -> tuple[frozenset[str], str]:
+    """(kinds of blocks that stay, dtype of all else) of dtype='stored'.
+
+    For the kernels of one CPU every matrix stays as it is, but for those that
+    have none. Elsewhere they are read as float32, on accelerators as bfloat16
+    unless the file has float32.
+    """
+    every = frozenset(self.source.kinds.values())
+    kept, narrow = every & blocks.KEPT.keys(), self.source.dtype
     kinds = [blocks.KEPT[x].kind for x in kept]
-    able = self.cached and self.packs and bool(kept)
-    return able and library.ready('auto', files.cache_folder(), kinds)
+    if self.packs and library.ready('auto', files.cache_folder(), kinds):
+      return kept, narrow if kept == every else 'float32'
+    if jax.default_backend() == 'cpu':
+      return frozenset(), 'float32'
+    return frozenset(), 'bfloat16' if every else narrow
+
+  @property
+  def read_as(self) -> str:
+    """Its dtype; where no matrix stays as it is stored, that which they get."""
+    if self.dtype != convert.STORED:
+      return self.dtype
+    kept, dtype = self.as_stored()
+    return self.dtype if kept else dtype
 
   def _each(self) -> dict[str, tuple[float, float]]:
     """(bytes, those beside them while it is read) of each parameter, in the
@@ -79,18 +95,20 @@ class Model(NamedTuple):
     if self.dtype in weights.INTEGERS and not packs:
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
-    stays = self.dtype == convert.STORED
-    stored = self.source.kinds if stays else {}
     integers, out = self.dtype in weights.INTEGERS, {}
-    wide = jnp.dtype('float32' if stays or integers else self.dtype).itemsize
+    kept, dtype = frozenset(), 'float32' if integers else self.dtype
+    if dtype == convert.STORED:
+      kept, dtype = self.as_stored()
     for name, x in shapes.items():
       # How the CPU kernels have it; '': as numbers.
-      kind, count = stored.get(name, ''), sizes[name]
-      kind = blocks.KEPT[kind].kind if kind in blocks.KEPT else ''
-      if integers:
+      stored, kind, count = self.source.kinds.get(name, ''), '', sizes[name]
+      if stored in kept:
+        kind = blocks.KEPT[stored].kind
+      elif integers:
         kind = rounded.packed_kind(self.dtype, name, x.shape)
+      wide = jnp.dtype(dtype).itemsize
       held = count * (quantised.KINDS[kind].density if kind else wide)
-      out[name] = held, held if kind and stays else 4 * count
+      out[name] = held, held if stored in kept else 4 * count
     return out
 
 
@@ -138,7 +156,7 @@ def check(models: Mapping[str, Model], tokens: int = 0) -> str:
   """
   caches = tokens * sum(x.slot() for x in models.values())
   needs, most = _needs(models.values(), caches)
-  each = [f'{k} {_gb(x.bytes())} ({x.dtype})' for k, x in models.items()]
+  each = [f'{k} {_gb(x.bytes())} ({x.read_as})' for k, x in models.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
   each += [f'{_gb(most)} while they are read'] if most > 1.05 * needs else []
   have = free() if jax.default_backend() == 'cpu' else math.inf
@@ -151,7 +169,7 @@ def check(models: Mapping[str, Model], tokens: int = 0) -> str:
     other = {
       k: x._replace(dtype=dtype)
       for k, x in models.items()
-      if dtype != convert.STORED or x.keeps()
+      if dtype != convert.STORED or x.cached  # else a copy, which is rounded
     }
     less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
     small = _needs({**models, **less}.values(), caches)[1]

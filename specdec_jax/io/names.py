@@ -16,7 +16,7 @@ from specdec_jax import types
 from specdec_jax.io.gguf import blocks
 from specdec_jax.kernels import quantised
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm, weights
+from specdec_jax.models import convert, lm, weights
 
 # put(flat name, array) places a parameter.
 Put = Callable[[str, np.ndarray], jax.Array]
@@ -79,6 +79,7 @@ class Reader(NamedTuple):
   kinds: of its quantised matrices, those of gguf.blocks.KEPT or others.
   blocks(name) -> array: reads one of KEPT, uint8 [rows, blocks, bytes].
   orders: of those whose blocks are of mixed inputs, how (Quantised.order).
+  narrow: whether all its other matrices are bfloat16, and there are some.
   """
 
   source: str
@@ -90,6 +91,7 @@ class Reader(NamedTuple):
   kinds: Mapping[str, str] = {}
   blocks: Callable[[str], np.ndarray] = lambda name: np.empty(0, np.uint8)
   orders: Mapping[str, np.ndarray] = {}
+  narrow: bool = False
 
   def stored(self, name: str) -> str:
     """A parameter's name in this file, which may have the prefix or not."""
@@ -256,24 +258,26 @@ def read(
   reader: Reader,
   config: model_config.LMConfig,
   put: Put | None = None,
-  kept: Collection[str] = (),
+  kept: Collection[str] | None = None,
 ) -> types.Params:
   """Reads the parameters of lm.make(config), nested.
 
   config: of the model; with its dtype, stacked if scan_layers.
   put: places each parameter as it is read; None: on the default device.
-  kept: the kinds of blocks that stay as they are, of a model on one device.
+  kept: for the CPU kernels: the kinds of blocks that stay as they are. What is
+    no matrix is then float32, as they take it.
   """
   put = put or (lambda name, x: jnp.asarray(x))
   plan, stored = _plan(reader, config), kinds(reader, config) if kept else {}
   out = {}
   for name, want in lm.shapes(config).items():
-    if stored.get(name) in kept:
+    if kept and stored.get(name) in kept:
       count = want.shape[0 if name == 'embed' else 1]
       matrix = _read_blocks(reader, config, name, plan[name], count)
       out[name] = weights.Table(matrix) if name == 'embed' else matrix
       continue
-    x = np.empty(want.shape, want.dtype)
+    narrow = kept is None or name.rpartition('/')[2] not in convert.VECTORS
+    x = np.empty(want.shape, want.dtype if narrow else np.float32)
     if config.run.scan_layers and 'layers/' in name:
       for i in range(want.shape[0]):
         one = name.replace('layers/', f'layers/{i}/')

@@ -33,6 +33,7 @@ class Source:
   fill: fill(config, put, kept) reads the weights, nested, as names.read does.
   hashed, stored: compute `digest` and find `kinds`.
   draft_ids: the ids that it proposes as a draft; () is all.
+  dtype: of what is not quantised, bfloat16 if all matrices are, else float32.
   """
 
   name: str
@@ -43,6 +44,7 @@ class Source:
   hashed: Callable[[], str] = lambda: ''
   draft_ids: tuple[int, ...] = ()
   stored: Callable[[], Mapping[str, str]] = dict
+  dtype: str = 'float32'
 
   def __repr__(self) -> str:
     return f'Source({self.name!r})'
@@ -122,6 +124,7 @@ def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
     fill=functools.partial(names.read, reader),
     hashed=lambda: files.digest(weights),
     stored=functools.partial(names.kinds, reader, config),
+    dtype='bfloat16' if reader.narrow else 'float32',
   )
 
 

@@ -89,14 +89,19 @@ def ready(
   kernels: str, folder: pathlib.Path, kinds: Collection[str] = ()
 ) -> bool:
   """Whether the kernels can run here, those of these kinds of matrices too; one
-  line of the log if they fail to."""
+  line of the log if they do not."""
   if kernels == 'xla' or jax.default_backend() != 'cpu':
     return False
   for library in (ROWS, *map(quantised, sorted(set(kinds)))):
     if why := load(folder, library):
-      logging.warning('%s; decoding with XLA', why)
+      _warn(why)
       return False
   return True
+
+
+@functools.cache
+def _warn(why: str) -> None:  # once, however often it is asked
+  logging.warning('%s; decoding with XLA', why)
 
 
 # XLA takes a library once in a process; it stays loaded.

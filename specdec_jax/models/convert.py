@@ -22,6 +22,8 @@ from specdec_jax.models import lm, weights
 STORED = 'stored'
 CODES = (STORED, *weights.INTEGERS)
 DTYPES = (*model_config.ALLOWED['dtype'], *CODES)
+# Last parts of the flat names of what the CPU kernels take in float32.
+VECTORS = 'scale', 'bias', 'relative'
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 # Those whose parts do not share a panel.
@@ -83,7 +85,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
       params[key] = jax.tree.map(pages.enlarge, matrix)
     elif key == 'bias' and 'kernel' in params:
       params[key] = weights.pad(x, params['kernel'], parts)
-    elif key in ('scale', 'bias', 'relative'):
+    elif key in VECTORS:
       params[key] = x.astype(jnp.float32)
   return params
 

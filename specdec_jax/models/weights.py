@@ -316,6 +316,17 @@ def pack(matrix_KN: Array, parts: int = 1) -> Panels:
   return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
 
 
+def coarsest(tree: Any) -> str:
+  """The dtype of the floats in a tree that rounds most; panels are multiplied
+  in float32, whatever they hold."""
+  panels = lambda x: isinstance(x, Panels)
+  leaves = jax.tree.leaves(tree, is_leaf=panels)
+  kinds = {jnp.dtype('float32') if panels(x) else x.dtype for x in leaves}
+  floats = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]
+  floats += [jnp.result_type(float)] * (not floats)
+  return str(max(floats, key=lambda x: float(jnp.finfo(x).eps)))
+
+
 def numbers(matrix: Any) -> int:
   """How many numbers a parameter stands for."""
   return math.prod(of(matrix).shape)

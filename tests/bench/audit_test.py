@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import decode, requests, settings, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit
+from specdec_jax.models import weights
 from specdec_jax.verify import coupled
 from tests import fakes
 
@@ -151,8 +152,14 @@ def test_the_coarsest_weights_set_the_limit():
   """Kernels in bfloat16 beside norms in float32 and integers."""
   leaf = lambda dtype: jnp.zeros(2, dtype)
   params = {'a': leaf('float32'), 'b': leaf('bfloat16'), 'c': leaf('int8')}
-  assert audit.coarsest(params) == 'bfloat16'
-  assert audit.coarsest({'a': leaf('float32'), 'c': leaf('int32')}) == 'float32'
+  assert weights.coarsest(params) == 'bfloat16'
+  own = {'a': leaf('float32'), 'c': leaf('int32')}
+  assert weights.coarsest(own) == 'float32'
+  # On the CPU kernels what bfloat16 is multiplied with is float32.
+  own['b'] = weights.pack(jnp.ones((2, 2), jnp.bfloat16))
+  assert weights.coarsest(own) == 'float32'
+  moved = audit._shaken(own | {'a': jnp.ones(2)})
+  assert moved['b'].array is own['b'].array and (moved['a'] != 1).all()
 
 
 @pytest.mark.parametrize('which', range(3))

@@ -43,8 +43,10 @@ def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
   took = count * SPEED.calibration(p.max_new_tokens)
   assert took + SPEED.test(p.max_new_tokens) <= given
   assert count == 2 or took <= given / 4
-  # Test prompts are not cut: they are run until the time is over.
-  assert len(p.test) == 14 and p.bench.repeats == 5
+  # Test prompts are not cut: they are run until the time is over. What is not
+  # needed to predict is judged.
+  assert len(p.test) + len(p.calibration) == 28 and p.bench.repeats == 5
+  assert not set(p.test[14:]) & set(p.calibration)
   if given == 10**6:
     assert (len(p.calibration), p.max_new_tokens) == (14, 64)
 
@@ -77,7 +79,7 @@ def test_what_is_expected_of_the_time_that_is_left():
     found, width = budget.expected(plan(), SPEED, gains, clock, 64)
     return len(found.test), found.bench.repeats, width
 
-  one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (2 + 3 * 2)
+  one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (1 + 1.5 * 2)
   one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
@@ -88,17 +90,19 @@ def test_what_is_expected_of_the_time_that_is_left():
 def test_answers_are_longer_once_slow_methods_are_left_out():
   """Prefill takes 20 s of each of 14 prompts, a token 1.15 (1 + 0.5) s."""
 
-  def tokens(seconds, most=64, **changes):
+  def tokens(seconds, most=64, prefill=8.0):
     clock, gains = budget.Clock(seconds), {'lookup': np.full(3, 2.0)}
     short = plan(tokens=8)
-    speed = SPEED._replace(read=0, **changes)
+    speed = SPEED._replace(read=0, drafters=1, prefill=prefill)
     return budget.expected(short, speed, gains, clock, most)[0].max_new_tokens
 
   fits = lambda answer: 6 * (20 + 1.15 * 1.5 * answer)
   assert tokens(fits(16) + 1) == 16 and tokens(fits(16) - 1) == 8
   assert tokens(10**6) == 16  # 27.6 s of decoding, 20 s of prefill
-  assert tokens(10**6, prefill=8.0) == 32 and tokens(10**6, prefill=80.0) == 64
-  assert tokens(10**6, prefill=80.0, most=50) == 50
+  assert (
+    tokens(10**6, prefill=16.0) == 32 and tokens(10**6, prefill=160.0) == 64
+  )
+  assert tokens(10**6, prefill=160.0, most=50) == 50
 
 
 def test_the_width_to_expect_is_of_batches_where_rows_share_them():

@@ -32,7 +32,7 @@ def clocks(monkeypatch):
 def batch(clocks, monkeypatch, sizes):
   """benchmark._batch of the first size, of one prompt a set."""
   arms, runs = clocks
-  each = [(x.tokens_G, x.seconds_G, [], {}) for x in runs.values()]
+  each = [(x.tokens_G, x.decoding_G, [], {}) for x in runs.values()]
   monkeypatch.setattr(steady, 'measure', lambda *_: each)
   s = settings.settings(bench_test.settings())
   items = tuple(requests.Item((1,), i, str(i)) for i in range(14))
@@ -43,7 +43,7 @@ def batch(clocks, monkeypatch, sizes):
 
 def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
   _, runs = clocks
-  each = [(x.tokens_G, x.seconds_G) for x in runs.values()]
+  each = [(x.tokens_G, x.decoding_G) for x in runs.values()]
   for sizes, level in (((4,), 0.95), ((4, 1, 16, 64, 256), 0.99)):
     found = batch(clocks, monkeypatch, sizes)
     want = intervals.speedups(*zip(*each, strict=True), level=level)

@@ -34,7 +34,7 @@ def few_resamples(monkeypatch):
 )
 def test_equal_arms_are_rarely_called_faster(case, few_resamples):
   """Of the best of all drafters and gammas, chosen by the same numbers."""
-  found = simulation.rates(case, 600)
+  found = simulation.rates(case, 600, seed=1)
   assert found.given <= found.any <= 0.05
   assert found.slower <= 0.05
   assert found.holds >= 0.93
@@ -93,7 +93,6 @@ def test_what_choosing_costs():
     ((0.8, 0.7, 0.9), 'loss'),
     ((1.3, 0.99, 1.4), 'unclear'),
     ((1.3, None, None), 'too few'),
-    ((None, None, None), 'too short'),
   ],
 )
 def test_outcomes(ends, outcome):

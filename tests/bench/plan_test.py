@@ -38,9 +38,7 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   assert len({g.host.tokens_BL.shape for g in groups}) == 1
   for group in groups:
     np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)
-    np.testing.assert_array_equal(group.prefill.limit_B, group.host.lengths_B)
-    assert group.prefill.tokens_BL is group.full.tokens_BL  # one copy
-    for tokens, room in ((3, 3), (9, 8)):
+    for tokens, room in ((0, 0), (3, 3), (9, 8)):
       short = plan_lib.shortened(group.full, tokens)
       np.testing.assert_array_equal(short.limit_B - short.lengths_B, room)
 
@@ -123,15 +121,12 @@ def test_sources_are_cut_and_read_before_the_first_token():
   first = next(p for p in prompts.builtin() if p.id == items[0].id).turns[0]
   assert bytes(items[0].source[:-1]).decode() == first[:19]
   (group,) = plan_lib.groups(arms, plan, plan.test[:1])
-  for request in (
-    group.full,
-    group.prefill,
-    plan_lib.middle(arms, plan, 4).full,
-  ):
+  for request in group.full, plan_lib.middle(arms, plan, 4).full:
     assert request.source.tokens_BI.shape == (1, 32)
     assert request.source.lengths_B.tolist() == [20]
   plain = arms[0].engine
-  out = plain.programs.generate(plain.weights, group.prefill)
+  none = plan_lib.shortened(group.full, 0)
+  out = plain.programs.generate(plain.weights, none)
   assert not out.info.calls_B.any()
 
 

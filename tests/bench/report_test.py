@@ -9,7 +9,7 @@ from specdec_jax import metrics, printing, program
 from specdec_jax.bench import intervals, records, tables, verdict
 
 gain = intervals.Interval
-TOO_SHORT = gain()
+NONE = gain()
 WON, LOST, OPEN = gain(1.5, 1.4, 1.6), gain(0.8, 0.78, 0.83), gain(1, 0.9, 1.1)
 LESS = gain(1.2, 1.1, 1.3)
 AUDIT = records.Audit('tokens', 9, (), (records.Finding('tie'),))
@@ -81,7 +81,6 @@ PARTS = [
   part('chat', gain(0.85, 0.8, 0.95), efficiency=1.4),
   part('creative', gain(0.9, 0.8, 0.95)),
   part('maths', gain(1.0, 0.9, 1.1)),
-  part('short', TOO_SHORT),
 ]
 SWITCHED = [
   part('code', gain(1.9, 1.8, 2.0), drafter='adaptive', rate=0.05),
@@ -141,7 +140,6 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
         'emits 1.40 to 1.50 tokens in the time of 1.70 plain',
         'not told from plain decoding on: maths 1.00x.',
         'fewer than 6 prompts, no interval, of: one 3.00x.',
-        'too short to measure on: short.',
         '  lookup: use gamma 4, but not for creative, chat.',
       ],
       'proposed in',
@@ -159,14 +157,6 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None, None, 9))
       document([row('lookup', OPEN)]),
       ['Whichever is faster, 1400 prompts would not tell.'],
       'Some',
-    ),
-    (
-      document([row('lookup', TOO_SHORT), row('lm', WON)]),
-      [
-        'lookup: too short to measure at every gamma tried.',
-        'lookup: generate more tokens, with a larger decode.max_new_tokens.',
-      ],
-      'lookup: use',
     ),
     (
       document([row('lookup', LESS), row('adaptive', WON)], SWITCHED),
@@ -288,7 +278,6 @@ def test_slower_is_said_only_if_every_gamma_is(gains, head):
 @pytest.mark.parametrize(
   'cell, text',
   [
-    (tables.gain_cell(TOO_SHORT), 'too short'),
     (tables.gain_cell(WON), '[green]1.50 (1.40-1.60)[/]'),
     (tables.gain_cell(gain(1.5)), '[default]1.50[/]'),
     (tables.gain_cell(gain(1.0, 1.0, 1.0)), '1'),
@@ -314,7 +303,7 @@ def test_a_table_follows_attributes_to_a_value_or_to_nothing(capsys):
   ]
   positions = NO_COUNTS._replace(acceptance_per_position=[0.5, 0.25])
   rows = [row('lm', WON, counts=positions, alpha=ALPHA)]
-  rows += [row('lookup', TOO_SHORT, counts=positions)]
+  rows += [row('lookup', NONE, counts=positions)]
   printing.console().print(tables.table('Title', rows, columns))
   lines = [x.split() for x in capsys.readouterr().out.splitlines()]
   assert ['lm', 'g=4', '1.5', '0.50', '50%'] in lines
@@ -353,13 +342,13 @@ def test_differences_and_failures_of_the_crossover_count():
 
 
 def test_the_last_line_is_json_without_what_json_cannot_hold(capsys):
-  doc = {'nan': float('nan'), 'inf': float('inf'), 1: (1.23456789, TOO_SHORT)}
+  doc = {'nan': float('nan'), 'inf': float('inf'), 1: (1.23456789, NONE)}
   tables.close(['a [b]x[/b]'], doc, printing.console())
   *lines, last = capsys.readouterr().out.splitlines()
   assert '  a x' in lines
   found = json.loads(last)
   assert found['nan'] is found['inf'] is None
-  assert found['1'] == [1.23457, dict(TOO_SHORT._asdict())]
+  assert found['1'] == [1.23457, dict(NONE._asdict())]
 
 
 def test_workdir(tmp_path):

@@ -2,8 +2,8 @@
 
 python tests/bench/simulation.py [runs]
 
-Clocks are drawn, and go through what the benchmark makes of them: each prompt's
-own prefill, the intervals, the choice of a gamma and of a drafter, the verdict.
+Clocks are drawn, and go through what the benchmark makes of them: the
+intervals, the choice of a gamma and of a drafter, the verdict.
 """
 
 import pathlib
@@ -85,19 +85,13 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   gain_AP[1:] = np.exp(case.spread * z_AP + case.spread**2 / 2)
   gain_AP[1:] *= case.improvement
   tokens_P = np.exp(draw(0, case.lengths, n))
-  # Of what a prompt's own tokens, or its source, take to be read.
-  prefill_P = np.exp(draw(0, 0.5, n))
   drift_RP = np.exp(draw(0, DRIFT, (REPEATS, n)))
   noise = lambda: np.exp(draw(0, NOISE, (len(gain_AP), REPEATS, n)))
-  fill_ARP = prefill_P * drift_RP * noise()
-  total_ARP = fill_ARP + (tokens_P / gain_AP)[:, None] * drift_RP * noise()
+  seconds_ARP = (tokens_P / gain_AP)[:, None] * drift_RP * noise()
   together = lambda x: np.asarray(x).reshape(*x.shape[:-1], n // B, B).sum(-1)
   outputs = [Output(np.zeros(B), x) for x in together(tokens_P)]
-  clocks = together(total_ARP), together(fill_ARP.mean(1)), np.zeros(n // B)
-  return {
-    name: Runs(outputs, clocks[0][i], clocks[1][i], clocks[2], n)
-    for i, name in enumerate(['plain', *names])
-  }
+  arms = zip(['plain', *names], together(seconds_ARP), strict=True)
+  return {name: Runs(outputs, x_RG, 0 * x_RG, n) for name, x_RG in arms}
 
 
 def _arm(name: str) -> tuple[str, int]:

@@ -1,35 +1,39 @@
 """Speeds from clocks, by hand; and blocks on fake programs."""
 
-import types as python_types
+import types
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, requests, types
+from specdec_jax import decode, requests
+from specdec_jax import settings as settings_lib
+from specdec_jax import types as types_lib
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.bench import timing
+from specdec_jax.bench import prompts, timing
+from tests.bench import bench_test
 
 NAN = float('nan')
 
 
 def output(tokens, calls=4, rows=1):
-  info = types.empty_info(rows, 16, 2, False)
+  info = types_lib.empty_info(rows, 16, 2, False)
   origin_BL = np.zeros((rows, 16), np.int8)
-  origin_BL[:, :tokens] = types.BONUS
+  origin_BL[:, :tokens] = types_lib.BONUS
   widths_BN = np.array([[0, 0, calls]] * rows)
   info = info._replace(origin_BL=origin_BL, widths_BN=widths_BN)
   return decode.Output(None, np.zeros(rows), info)
 
 
-def runs(total_RG, prefill_G=(1.0, 2.0), noise_G=(0.5, 0.5), tokens=5, rows=1):
-  total_RG = np.array(total_RG, float)
+def runs(decoding_RG, prefill_RG=((1.0, 2.0),), tokens=5, rows=1):
+  decoding_RG = np.array(decoding_RG, float)
   return timing.Runs(
-    outputs=[output(tokens, rows=rows) for _ in total_RG[0]],
-    total_RG=total_RG,
-    prefill_G=np.array(prefill_G),
-    noise_G=np.array(noise_G),
-    prompts=rows * len(total_RG[0]),
+    outputs=[output(tokens, rows=rows) for _ in decoding_RG[0]],
+    decoding_RG=decoding_RG,
+    prefill_RG=np.array(prefill_RG),
+    prompts=rows * len(decoding_RG[0]),
   )
 
 
@@ -38,27 +42,14 @@ def improvement(mine, plain, whole=False):
   return timing.improvements(runs, whole=whole)['mine']
 
 
-# Prefills of 1 and 2 s, which usually take 1 s more in all: a decode time under
-# 1 s is not told from nothing.
-@pytest.mark.parametrize(
-  'total, speed', [(5, 5.0), (4.5, 10 / 1.5), (4, None), (3, None), (2, None)]
-)
-def test_a_decode_shorter_than_the_noise_has_no_speed(total, speed):
-  mine = runs([[total / 2, total / 2]])
-  assert timing.tok_s(mine) == (speed and pytest.approx(speed))
-  if speed is None:  # No repeat is left out and the others called.
-    found = improvement(mine, runs([[9.0, 9.0]]))
-    assert found == (None, None, None)
-
-
 def test_whole_requests_pay_for_the_prefill_of_both_models():
-  plain = runs([[3.0, 6.0]])
-  mine = runs([[3.0, 6.0]], prefill_G=(2.0, 4.0))
+  plain = runs([[2.0, 4.0]])
+  mine = runs([[1.0, 2.0]], [[2.0, 4.0], [2.0, NAN]])
   assert improvement(mine, plain).value == pytest.approx(2.0)
   assert improvement(mine, plain, whole=True).value == 1.0
   one = improvement(mine.picked([1]), plain.picked([1]))
   assert one.value == pytest.approx(2.0)
-  # Tokens over seconds: 1 + 1 s and 2 + 4 s of decoding for ten tokens.
+  # Tokens over seconds: 2 and 4 s of decoding for ten tokens.
   assert timing.tok_s(plain) == pytest.approx(10 / 6)
   assert timing.first_token(plain) == pytest.approx((1.5 + 3.0) / 2)
 
@@ -83,26 +74,25 @@ def test_a_prompt_with_one_more_repeat_weighs_no_more():
 def test_repeats_are_no_sample_of_prompts(batches, rows, prompts, outcome):
   """However much alike they are, and whatever they say."""
   each = lambda seconds: runs(
-    [[seconds] * batches] * 3, (1.0,) * batches, (0.1,) * batches, rows=rows
+    [[seconds] * batches] * 3, [[1.0] * batches], rows=rows
   )._replace(prompts=prompts)
-  found = improvement(each(2.5), each(4.0))
+  found = improvement(each(1.5), each(3.0))
   assert found.value == pytest.approx(2.0) and found.outcome == outcome
   if batches > 1:  # Of the others none has six prompts in two batches.
     some = range(batches - 1)
-    part = improvement(each(2.5).picked(some), each(4.0).picked(some))
+    part = improvement(each(1.5).picked(some), each(3.0).picked(some))
     assert part.outcome == 'too few'
 
 
-def test_all_arms_at_once_and_those_too_short_beside_them():
+def test_all_arms_at_once():
   seconds = np.linspace(3, 6, 8)
   each = lambda gain, wave: runs(
-    [1 + seconds / gain + wave * np.sin(seconds * 9)], (1.0,) * 8, (0.1,) * 8
+    [seconds / gain + wave * np.sin(seconds * 9)], [[1.0] * 8]
   )
   plain, some = each(1, 0), {f'x{i}': each(1.3, 0.3 + i / 9) for i in range(3)}
-  found = timing.improvements({'plain': plain, 'short': each(99, 0)} | some)
-  assert list(found) == ['plain', 'short', 'x0', 'x1', 'x2']
+  found = timing.improvements({'plain': plain} | some)
+  assert list(found) == ['plain', 'x0', 'x1', 'x2']
   assert found['plain'] == (1.0, 1.0, 1.0)
-  assert found['short'].outcome == 'too short'
   for name in some:
     alone = improvement(some[name], plain)
     assert found[name].value == pytest.approx(alone.value)
@@ -111,54 +101,55 @@ def test_all_arms_at_once_and_those_too_short_beside_them():
   assert sure['x1'].low < found['x1'].low
 
 
+def fake(name, gamma, ran):
+  """An arm, and its programs, which say in `ran` what they are asked."""
+  arm = plan_lib.Arm(name, name, gamma, types.SimpleNamespace(weights=()))
+
+  def start(weights, request):
+    ran.append((name, 'start', request.group))
+    return decode.State(*[jnp.float32(request.group)] * 5), output(3).info
+
+  def finish(weights, request, state, info):
+    ran.append((name, 'finish', int(request.gamma_B)))
+    assert float(state.cache) == request.group
+    jax.tree.map(lambda x: x.delete(), state)  # as what is donated
+    return decode.State(*[np.zeros(1)] * 5), info
+
+  return arm, timing.Compiled(start, finish)
+
+
 class Asked(NamedTuple):
-  limit_B: str
   group: int
+  limit_B: int = 9
+  lengths_B: int = 1
   gamma_B: int = 9
-  lengths_B: str = 'none'
-
-
-def fake(name='x', gamma=0):
-  engine = python_types.SimpleNamespace(weights=())
-  return plan_lib.Arm(name, name, gamma, engine)
 
 
 def batches(count):
   return [
-    plan_lib.Group((requests.Item((1,), g, id=str(g)),), None, Asked('full', g))
+    plan_lib.Group((requests.Item((1,), g, id=str(g)),), None, Asked(g))
     for g in range(count)
   ]
-
-
-def clocked(monkeypatch, seconds):
-  """A program whose clock is seconds(request); and what was asked of it."""
-  ran = []
-
-  def timed(call, request):
-    ran.append(request)
-    return seconds(request), call(request)
-
-  monkeypatch.setattr(timing.parts, 'timed', lambda f, *x: timed(f, x[-1]))
-  return (lambda *_: output(3)), ran
 
 
 def test_blocks_alternate_and_may_end_early():
   """Two arms on two batches, stopped after three blocks."""
   ran = []
-  call = lambda name: (
-    lambda weights, request: ran.append((name, request)) or output(3)
-  )
-  arms = [fake('plain'), fake('x', 2)]
-  programs = {arm.name: call(arm.name) for arm in arms}
+  arms, programs = zip(fake('plain', 0, ran), fake('x', 2, ran), strict=True)
+  programs = {arm.name: x for arm, x in zip(arms, programs, strict=True)}
   groups, blocks = batches(2), [(0, 0), (0, 1), (1, 0)]
   found = timing.measure(arms, groups, programs, blocks)
-  full = [(name, int(x.gamma_B)) for name, x in ran if x.limit_B == 'full']
+  warm, ran = ran[:4], ran[4:]
+  full = [(name, x) for name, what, x in ran if what != 'start']
+  assert [name for name, *_ in warm] == ['plain', 'plain', 'x', 'x']
   # One program serves several gammas: the request says which.
   assert full == [('plain', 0), ('x', 2), ('x', 2), ('plain', 0)] + [
     *(('x', 2), ('plain', 0))
   ]
   mine = found['x']
-  assert np.isnan(mine.total_RG).tolist() == [[False, False], [False, True]]
+  none_RG = [[False, False], [False, True]]
+  assert np.isnan(mine.decoding_RG).tolist() == none_RG
+  assert np.isnan(mine.prefill_RG).tolist() == none_RG
   assert len(mine.outputs) == mine.prompts == 2
   # Of the second batch nothing is known, not even its prefill.
   first = timing.measure(arms, groups, programs, [(0, 0)])['x']
@@ -166,36 +157,36 @@ def test_blocks_alternate_and_may_end_early():
   assert timing.first_token(first) > 0
 
 
-def test_each_prompt_pays_for_its_own_prefill(monkeypatch):
-  """An encoder reads a quarter or all of a source: 1 or 4 s, and 2 of text."""
-  reading = {0: 4.0, 1: 4.0, 2: 4.0, 3: 1.0, 4: 1.0, 5: 1.0}
-  program, ran = clocked(
-    monkeypatch, lambda x: reading[x.group] + 2.0 * (x.limit_B == 'full')
-  )
-  blocks = [(0, g) for g in reading]
-  found = timing.measure([fake()], batches(6), {'x': program}, blocks)['x']
-  assert found.prefill_G.tolist() == list(reading.values())
-  assert timing.tok_s(found) == pytest.approx(3 / 2)
-  # It takes more than an eighth of the time: once, but for the first prompt.
-  none = [x.group for x in ran[1:] if x.limit_B == 'none']
-  assert none == [0, 0, 0, 1, 2, 3, 4, 5]
+def test_arms_of_one_engine_go_on_from_one_prefill(monkeypatch):
+  """Each from its own copy: what is given to a program is gone."""
+  seconds = {'start': 4.0, 'finish': 1.0}
+  timed = lambda call, *x: (seconds[call.__name__], call(*x))
+  monkeypatch.setattr(timing.parts, 'timed', timed)
+  ran = []
+  (plain, one), (small, two) = fake('plain', 0, ran), fake('x g=2', 2, ran)
+  large = small._replace(name='x g=4', gamma=4)
+  programs = {'plain': one, 'x g=2': two, 'x g=4': two}
+  (group,) = batches(1)
+  out = timing.turn((small, plain, large), programs, group)
+  assert [x for _, what, x in ran if what == 'finish'] == [2, 0, 4]
+  assert [x for x, what, _ in ran if what == 'start'] == ['x g=2', 'plain']
+  assert {(x.prefill, x.decoding) for x in out.values()} == {(4.0, 1.0)}
+  assert list(out) == ['x g=2', 'plain', 'x g=4']
 
 
-def test_short_prefills_are_timed_often_and_the_fastest_counts(monkeypatch):
-  """A slow one would make decoding look fast; how slow is the noise."""
-  fills = iter([1.0] + [1.5, 1.0, 1.2] * 2)
-  clock = lambda x: 33.0 if x.limit_B == 'full' else next(fills)
-  program, ran = clocked(monkeypatch, clock)
-  blocks = [(r, g) for r in range(2) for g in range(2)]
-  found = timing.measure([fake()], batches(2), {'x': program}, blocks)['x']
-  assert found.prefill_G.tolist() == [1.0, 1.0]
-  assert found.noise_G.tolist() == pytest.approx([0.2, 0.2])
-  assert timing.tok_s(found) == pytest.approx(6 / 64)
-  assert len([x for x in ran if x.limit_B == 'none']) == 1 + 2 * 3
-
-
-def test_a_long_prefill_is_timed_once_in_each_repeat(monkeypatch):
-  program, ran = clocked(monkeypatch, lambda x: 3.0 + (x.limit_B == 'full'))
-  blocks = [(r, g) for r in range(4) for g in range(2)]
-  timing.measure([fake()], batches(2), {'x': program}, blocks)
-  assert [x.group for x in ran if x.limit_B == 'none'] == [0] * 4 + [1] * 3
+def test_two_programs_make_what_one_does():
+  config = bench_test.settings(('lm',))
+  e = settings_lib.load(settings_lib.settings(config))
+  plain, arm = plan_lib.arms(e)
+  plan = plan_lib.make(e, prompts.builtin()[:2])
+  (group,) = plan_lib.groups([plain, arm], plan, plan.test)
+  programs = timing.compile_arms([plain, arm], group.full)
+  out = timing.turn([plain, arm], programs, group)
+  for x in (plain, arm):
+    want = plan_lib.decoded(x, x.engine.programs.generate, group)
+    jax.tree.map(np.testing.assert_array_equal, out[x.name].output, want)
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      plan_lib.decoded(x, programs[x.name], group),
+      want,
+    )

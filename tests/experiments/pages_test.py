@@ -152,7 +152,6 @@ def test_a_column_is_a_head_a_path_and_a_format():
   found = page.lines(page.Part('About.', 'a.0, none=a.1, T=b:.1fx', rows))
   assert found[0] == 'About.' and found[2] == '| a.0 | none | T |'
   assert found[4] == '| 1 | - | 2.0x (1.0x to 3.0x) |'
-  assert page.interval(intervals.Interval()) == 'too short'
 
 
 def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):

@@ -31,7 +31,5 @@ def counts(efficiency):
 
 
 def gain(value):
-  """Improvements within a tenth of the value; None is too short to measure."""
-  if value is None:
-    return intervals.Interval()
+  """Improvements within a tenth of the value."""
   return intervals.Interval(value, 0.9 * value, 1.1 * value)

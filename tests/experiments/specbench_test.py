@@ -86,7 +86,7 @@ def markdown(promised='tokens', findings=()):
     ],
     categories=[
       row(name, 1.0625, 1.25, category='qa'),
-      row(name, None, 2.0, category='rag'),
+      row(name, 0.5, 2.0, category='rag'),
     ],
   )
   return render.markdown(page.plain(doc))
@@ -98,7 +98,7 @@ def test_tables_hold_every_column_and_the_whole():
   assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |  |' in text
   # Of the row, not a mean of the columns.
   assert (
-    '| lookup g=4 | ~1.06x | too short | 1.44 | 1.38x | 1.24-1.51 '
+    '| lookup g=4 | ~1.06x | 0.50x | 1.44 | 1.38x | 1.24-1.51 '
     '| 1 of 4: 1 tie |' in text
   )
   assert '| lookup g=4 | 1.25 | 2.00 | 1.44 |' in text

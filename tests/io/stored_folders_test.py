@@ -99,7 +99,7 @@ def test_a_folder_that_cannot_be_kept_is_dequantised(
     m = load.load(str(folder), dtype='stored')
   (line,) = (x for x in caplog.messages if 'kernel' in x)
   assert line == (
-    f'{folder}: there is no kernel for {kinds}: these matrices are read as '
+    f'{folder}: no kernel here reads {kinds}: these matrices are read as '
     'float32'
   )
   assert m.label.endswith(', dequantised)')

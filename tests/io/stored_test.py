@@ -3,10 +3,12 @@
 import gguf
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
 import specdec_jax
+from specdec_jax import sharding
 from specdec_jax.io import load
 from specdec_jax.models import convert, lm, weights, work
 from tests.io import tiny
@@ -109,7 +111,7 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case):
 @pytest.mark.parametrize('case', ['mixed', 'large'], indirect=True)
 def test_a_tokens_bits_do_not_depend_on_what_is_read_with_it(case):
   _, path = case
-  m = load.load(path, dtype='stored')
+  m = load.load(path)
   alone = model_test.logits(m.config, m.params, 1, 1)
   for width in (2, 5, 12, 13):
     found = model_test.logits(m.config, m.params, 1, width)
@@ -121,10 +123,10 @@ def test_a_kind_without_a_kernel_is_named(tmp_path, caplog):
   quantise = blocks_of({'ffn_down': 'MXFP4', '': 'Q4_0'})
   path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
   with caplog.at_level('WARNING'):
-    load.load(path, dtype='stored')
+    load.load(path)
   (line,) = caplog.messages
   assert line.endswith(
-    'no kernel for MXFP4: these matrices are read as float32'
+    'no kernel here reads MXFP4: these matrices are read as float32'
   )
 
 
@@ -132,9 +134,9 @@ def test_without_a_kernel_for_any_all_is_dequantised(tmp_path, caplog):
   """Said once, in one line; the name says so too."""
   c = tiny.config('llama', **SIZES)
   path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.MXFP4)
-  plain = load.load(path)
+  plain = load.load(path, dtype='float32')
   with caplog.at_level('WARNING'):
-    found = load.load(path, dtype='stored')
+    found = load.load(path)
   assert len(caplog.messages) == 1
   assert found.label == plain.label == 'a (MXFP4, dequantised)'
   assert found.arithmetic == plain.arithmetic == 'float32'
@@ -204,34 +206,60 @@ def test_rows_of_int8_need_codes(tmp_path, monkeypatch):
     load.load('tests.your_own_model_test:make', kernels='int8')
 
 
-FORM = (
-  "dtype='stored' is for quantised models, and this one is not; give "
-  "dtype='float32'"
+def test_a_damaged_block_is_refused(tmp_path):
+  c = tiny.config('llama', **SIZES | dict(tied=True))
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=broken)
+  with pytest.raises(ValueError, match='embd.weight has 1 scales that are not'):
+    load.load(path)
+
+
+@pytest.mark.parametrize(
+  'options, backend, dtype',
+  [
+    (dict(kernels='xla'), 'cpu', 'float32'),
+    (dict(scan_layers=True), 'cpu', 'float32'),
+    (dict(mesh=sharding.make_mesh(1, 2)), 'cpu', 'float32'),
+    ({}, 'gpu', 'bfloat16'),
+  ],
 )
-REFUSED = [
-  ('random:tiny', {}, f'random:tiny: {FORM}'),
-  (None, {}, f'a.gguf: {FORM}'),
-  (
-    *(Kind.Q4_0, dict(kernels='xla')),
-    "a.gguf: dtype='stored' needs one CPU, kernels='auto' and a C compiler; "
-    "give dtype='float32'",
-  ),
-  (Kind.Q4_0, dict(scan_layers=True), "a.gguf: dtype='stored' needs one CPU"),
-  (broken, {}, 'a.gguf: token_embd.weight has 1 scales that are not finite'),
-  (
-    *('tests.your_own_model_test:make', {}),
-    "your_own_model_test:make: dtype='stored' is for models of a known arch",
-  ),
-]
-
-
-@pytest.mark.parametrize('source, options, message', REFUSED)
-def test_what_has_no_blocks_to_keep_is_refused(
-  tmp_path, source, options, message
+def test_without_kernels_codes_are_numbers_and_said_to_be(
+  tmp_path, caplog, monkeypatch, options, backend, dtype
 ):
-  if not isinstance(source, str):
-    c = tiny.config('llama', **SIZES | dict(tied=True))
-    source = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=source)
-  with pytest.raises(ValueError) as caught:
-    load.load(source, dtype='stored', **options)
-  assert message in str(caught.value)
+  c = tiny.config('llama', **SIZES)
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_0)
+  monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+  with caplog.at_level('WARNING'):
+    m = load.load(path, **options)
+  assert caplog.messages == [
+    f'{path}: no kernel here reads Q4_0: these matrices are read as {dtype}'
+  ]
+  again = 'again bfloat16' if dtype == 'bfloat16' else 'dequantised'
+  assert (m.label, m.arithmetic) == (f'a (Q4_0, {again})', dtype)
+
+
+WHOLE = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
+
+
+@pytest.mark.parametrize(
+  'kind, other', [*((x, x) for x in WHOLE), ('BF16', 'F16')]
+)
+@pytest.mark.parametrize('form', ['gguf', 'folder'])
+def test_floats_stay_as_they_are_stored_where_that_loses_nothing(
+  tmp_path, form, kind, other
+):
+  """Half the bytes of float32, and on the kernels its logits, bit for bit."""
+  c = tiny.config('llama', **SIZES)
+  if form == 'gguf':
+    quantise = blocks_of({'down': other, '': kind})
+    path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
+  else:
+    of = lambda name: WHOLE[other if 'down' in name else kind]
+    arrays = {name: x.astype(of(name)) for name, x in tiny.arrays(c).items()}
+    path = tiny.write_folder(tmp_path / 'a', c, weights=arrays)
+  m, wide = load.load(path), load.load(path, dtype='float32')
+  narrow = kind == other == 'BF16'
+  assert m.dtype == ('bfloat16' if narrow else 'float32') and not m.codes
+  ratio = work.step_bytes(wide.params) / work.step_bytes(m.params)
+  assert (ratio > 1.9) if narrow else (ratio == 1)
+  assert apart(m, wide) == 0
+  assert load.load(path, kernels='xla').dtype == 'float32'

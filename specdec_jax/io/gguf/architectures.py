@@ -77,8 +77,14 @@ def open_file(
     for name, t in file.tensors.items()
     if len(t.shape) == 2 and gguf.GGML_QUANT_SIZES[t.kind][0] > 1
   }
+  matrices = {x: t.kind for x, t in file.tensors.items() if len(t.shape) > 1}
+  others = {kind for name, kind in matrices.items() if name not in kinds}
+  narrow = others == {gguf.GGMLQuantizationType.BF16}
   reader = names.Reader(
-    source, naming, shapes, file.read, kinds=kinds, blocks=file.blocks
+    *(source, naming, shapes, file.read),
+    kinds=kinds,
+    blocks=file.blocks,
+    narrow=narrow,
   )
   return _settings(file, arch), reader, file
 

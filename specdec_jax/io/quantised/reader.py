@@ -172,6 +172,7 @@ def opened(
     kinds={name: x.stored for name, x in plans.items()},
     blocks=blocks,
     orders={n: x.order for n, x in plans.items() if x.order is not None},
+    narrow={x.dtype for x in plain.values() if len(x.shape) > 1} == {'BF16'},
   )
 
 
