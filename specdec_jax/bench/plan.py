@@ -64,7 +64,8 @@ class Group(NamedTuple):
 
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
-  """Plain decoding, then every method at every gamma of the config.
+  """Plain decoding, then every method at every gamma of the config; trees and
+  adaptive windows at their largest alone.
 
   measure: as in build.engine; benchmark.run measures.
   """
@@ -73,9 +74,11 @@ def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
   out = [Arm('autoregressive', 'autoregressive', 0, plain)]
   gammas = sorted(set(d.gammas) - {0})
   for method in dict.fromkeys(d.methods) if gammas else ():
-    # One program: the smaller gammas are caps, which are data.
+    # One program: the smaller gammas are caps, which are data. An adaptive
+    # drafter takes as few as pay.
     engine = settings_lib.engine(e, method, gammas[-1], measure=measure)
-    own = [engine.drafter.gamma] if engine.drafter.tree else gammas
+    one = engine.drafter.tree or engine.costs is not None
+    own = [engine.drafter.gamma] if one else gammas
     out += [Arm(f'{method} g={x}', method, x, engine) for x in own]
   return out
 

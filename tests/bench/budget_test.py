@@ -42,7 +42,7 @@ def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
   count = -(-len(p.calibration) // batch_size)
   took = count * SPEED.calibration(p.max_new_tokens)
   assert took + SPEED.test(p.max_new_tokens) <= given
-  assert count == 2 or took <= given / 4
+  assert count in (2, 4) or took <= given / 4
   # Test prompts are not cut: they are run until the time is over. What is not
   # needed to predict is judged.
   assert len(p.test) + len(p.calibration) == 28 and p.bench.repeats == 5

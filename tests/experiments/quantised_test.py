@@ -3,10 +3,12 @@
 import functools
 import json
 
+import gguf
 import pytest
 
 from experiments.quantised import render
 from tests import programs
+from tests.io import tiny
 
 GAIN = dict(value=1.4, low=1.2, high=1.6)
 
@@ -139,3 +141,25 @@ def test_a_tiny_run(tmp_path):
   assert named == {'autoregressive', 'lookup', 'lm float32'}
   assert '| bfloat16 | lm float32' in (tmp_path / 'quantised.md').read_text()
   assert (tmp_path / 'quantised.png').stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_what_passes_of_a_tiny_file_cost(tmp_path):
+  c = tiny.config('llama', width=64, head_dim=16, mlp=96, vocab=320)
+  kind = gguf.GGMLQuantizationType.Q4_1
+  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=kind)
+  run = functools.partial(
+    programs.run,
+    'experiments/quantised/passes.py',
+    '--config=configs/pair.py:tiny',
+    f'--results={tmp_path}',
+    '--repeats=2',
+  )
+  run().check_refused('sources: give the models')
+  out = run(f'--sources={path}').check().stdout
+  rows = json.loads((tmp_path / 'passes.json').read_text())['rows']
+  ways = 'stored', 'stored, int8 rows', 'again int8', 'again int8, int8 rows'
+  assert [x['target'] for x in rows] == [f'a (Q4_1, {way})' for way in ways]
+  for x in rows:
+    assert f'| {x["target"]} | {x["mb"]:.0f} | {x["tok_s"]:.1f} | ' in out
+    assert x['v8'] > 0 and x['share'] > 0

@@ -1,5 +1,6 @@
 """Quantised folders as they are stored, beside the same ones dequantised."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -66,11 +67,18 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
   assert 0 < stored_test.apart(stored, plain) < 2e-4
 
 
-def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
-  def finer(weights):
-    parts = quantised_test.gptq(np.random.default_rng(1), 96, 64)
-    weights.update({quantised_test.UP + k: x for k, x in parts.items()})
+def finer(weights):
+  """One matrix in groups that no kernel reads."""
+  parts = quantised_test.gptq(np.random.default_rng(1), 96, 64)
+  weights.update({quantised_test.UP + k: x for k, x in parts.items()})
 
+
+def narrow(weights):
+  for name in 'model.embed_tokens.weight', 'lm_head.weight':
+    weights[name] = weights[name].astype(ml_dtypes.bfloat16)
+
+
+def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
   folder = quantised_test.write(
     tmp_path / 'model', 'gptq', finer, how=SORTED, **SMALL
   )
@@ -80,6 +88,21 @@ def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
   assert line.endswith(
     'GPTQ 4-bit in groups of 16: these matrices are read as float32'
   )
+
+
+@pytest.mark.parametrize('all_kept', [True, False])
+def test_what_is_not_quantised_stays_bfloat16(tmp_path, all_kept):
+  """But not beside what is dequantised, which would be rounded again."""
+  change = lambda weights: (narrow(weights), all_kept or finer(weights))
+  folder = quantised_test.write(
+    tmp_path / 'model', 'gptq', change, how=SORTED, **SMALL
+  )
+  plain = load.load(str(quantised_test.dequantised(folder)), dtype='float32')
+  m = load.load(str(folder))
+  assert m.dtype == ('bfloat16' if all_kept else 'float32')
+  said = memory.Model(sources.open_source(str(folder)), 'stored').bytes()
+  assert said == pytest.approx(work.tree_bytes(m.params), rel=0.01)
+  assert 0 < stored_test.apart(m, plain) < 2e-4
 
 
 @pytest.mark.parametrize(

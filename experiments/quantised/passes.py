@@ -1,0 +1,85 @@
+r"""Models as they are stored and in int8, by rows of 16 and of 8 bits: how near
+plain decoding comes to its ceiling, and what a pass over several tokens costs.
+
+bash experiments/quantised/run.sh passes SOURCE,SOURCE
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from specdec_jax import machine, printing, program  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import budget, prompts, timing  # noqa: E402
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.costs import calibration  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+from specdec_jax.models import work  # noqa: E402
+
+_CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
+_SOURCES = flags.DEFINE_list('sources', [], 'models')
+_REPEATS = flags.DEFINE_integer('repeats', 7, 'samples of each pass')
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+_WIDTHS = 2, 3, 5, 8  # tokens of a pass
+
+
+def run() -> bool:
+  if not _SOURCES.value:
+    raise ValueError('sources: give the models, such as a.gguf,b.gguf')
+  folder = program.open_workdir(_RESULTS.value)
+  base, rows = settings_lib.settings(_CONFIG.value), []
+  about = machine.describe() | page.made_by()
+  ways = itertools.product(_SOURCES.value, ('stored', 'int8'), ('auto', 'int8'))
+  for source, dtype, kernels in ways:
+    how = dict(source=source, dtype=dtype, kernels=kernels)
+    rows.append(_row(base, dataclasses.replace(base.target, **how)))
+    printing.progress_console().print(rows[-1], soft_wrap=True)
+  text = '\n'.join(
+    page.lines(
+      page.Part(
+        f'{page.made_on(about)} A plain step and passes of n tokens, alone; '
+        f'medians of {_REPEATS.value} samples.',
+        'target, MB=mb:.0f, tok/s=tok_s:.1f, of ceiling=share:.2f, '
+        + ', '.join(f'v({n})=v{n}:.2f' for n in _WIDTHS),
+        rows,
+      )
+    )
+  )
+  if folder is not None:
+    doc = {'machine': about, 'rows': rows}
+    files.write(folder / 'passes.json', printing.compact(doc))
+    if folder.resolve() == HERE / 'results':
+      page.fill(HERE, text.strip(), 'passes')
+  print(text)
+  return True
+
+
+def _row(base: settings_lib.Settings, target: settings_lib.Target):
+  """What the passes of one target cost."""
+  gammas = (0, *(n - 1 for n in _WIDTHS))
+  decode = dataclasses.replace(base.decode, methods=('lookup',), gammas=gammas)
+  e = settings_lib.load(dataclasses.replace(base, target=target, decode=decode))
+  arms = plan_lib.arms(e, measure=False)
+  plan = plan_lib.make(e, prompts.chosen(base.bench.prompts))
+  request = plan_lib.middle(arms, plan, budget.WINDOWS).full
+  ceiling, _ = timing.ceiling(arms, plan)
+  parts = calibration.calibrate(arms, request, _REPEATS.value)
+  return dict(
+    target=e.target.label,
+    mb=work.tree_bytes(e.target.params) / 1e6,
+    tok_s=1 / parts.step,
+    share=1 / parts.step / ceiling.tok_s,
+    **{f'v{n}': parts.verify[n] for n in _WIDTHS},
+  )
+
+
+if __name__ == '__main__':
+  program.launch(run)
