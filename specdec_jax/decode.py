@@ -276,7 +276,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
       path = state.lengths_B, tried.accepted_B, tried.path_BK
       cache = forward.compact(loop.target, tried.cache, *path)
       tried = tried._replace(cache=cache)
-  info = info._replace(widths_BN=info.widths_BN.at[:, width].add(state.live_B))
+  info = counts.add_width(info, draft, state.live_B, width)
   with jax.named_scope('commit'):
     return _commit(loop, request, state, info, draft, draft_state, tried)
 

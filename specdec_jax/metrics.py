@@ -24,12 +24,11 @@ def join(outputs: Sequence[Any]) -> types.Info:
   return jax.tree.map(lambda *x: np.concatenate(x), *host)
 
 
-def windows(info: types.Info) -> np.ndarray:
-  """Windows of a batch that began together, by the drafts they had room for.
-
-  Those of the row that lived longest, [N].
-  """
-  return np.asarray(info.widths_BN)[np.argmax(info.calls_B)]
+def windows(info: types.Info) -> tuple[np.ndarray, np.ndarray]:
+  """(widths_N, second_N): windows of a batch that began together, of the row
+  that lived longest."""
+  row = np.argmax(info.calls_B)
+  return np.asarray(info.widths_BN)[row], np.asarray(info.second_BN)[row]
 
 
 # --- counts ----------------------------------------------------------------

@@ -153,6 +153,7 @@ class Draft(NamedTuple):
     all before them on their paths; None: all. How many children a node has may
     depend on all that was drawn before them, never on themselves; and nothing
     that was drawn is left out, but for what is past the count.
+  second_B: of a drafter around two, rows that the second one drafted for.
   """
 
   tokens_BK: Array
@@ -162,6 +163,7 @@ class Draft(NamedTuple):
   sourced_B: Array | None = None
   parents_BK: Array | None = None
   proposed_BK: Array | None = None
+  second_B: Array | None = None
 
 
 class Verdict(NamedTuple):
@@ -330,6 +332,7 @@ class Info(NamedTuple):
   whole_BN: Array  # windows not cut by EOS or length, by accepted drafts
   calls_B: Array  # target calls while the row was live
   widths_BN: Array  # ... by the drafts that the batch's window had room for
+  second_BN: Array  # those of them that the second of two drafters drafted for
   origin_BL: Array  # origin of each token, an index of ORIGINS
   window_BL: Array  # the row's window that emitted each token, or -1
   broken_B: Array  # the row ended because the target's logits were not finite
@@ -369,6 +372,7 @@ def empty_info(
     whole_BN=count(B, K + 1),
     calls_B=count(B),
     widths_BN=count(B, K + 1),
+    second_BN=count(B, K + 1),
     origin_BL=jnp.zeros((B, L), jnp.int8),
     window_BL=jnp.full((B, L), -1, jnp.int32),
     broken_B=jnp.zeros((B,), bool),

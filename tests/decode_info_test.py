@@ -121,7 +121,8 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
   ):
     assert getattr(whole, name) == sum(getattr(part, name) for part in parts)
   assert whole.emitted_tokens == sum(len(t.made) for t in TRACES.values())
-  assert metrics.windows(traces.info).sum() == traces.info.calls_B.max()
+  widths_N, second_N = metrics.windows(traces.info)
+  assert widths_N.sum() == traces.info.calls_B.max() and not second_N.any()
 
 
 @pytest.mark.parametrize(
@@ -187,6 +188,7 @@ def test_counts_survive_two_to_the_24():
     },
     calls_B=np.full(4, big + 1, np.int32),
     widths_BN=np.full((4, 2), big, np.int32),
+    second_BN=np.zeros((4, 2), np.int32),
     origin_BL=np.ones((4, 3), np.int8),
     window_BL=np.zeros((4, 3), np.int32),
     broken_B=np.zeros(4, bool),

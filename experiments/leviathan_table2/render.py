@@ -134,7 +134,7 @@ def predicted(
 def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
   """Equation 1 over the measured cost of a window with room for gamma."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  window = float(predict.window_cost(arm, costs, arm.gamma, full_N))
+  window = float(predict.window_cost(arm, costs, arm.gamma, full_N, full_N))
   return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
 
 

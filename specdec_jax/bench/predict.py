@@ -171,21 +171,23 @@ class Counts(NamedTuple):
   """What a method did on each batch G.
 
   emitted_G: tokens. windows_G: passes of the target. widths_GN: those by the
-  number of drafts that they had room for.
+  number of drafts that they had room for. second_GN: those of them for which
+  the second of two drafters drafted.
   """
 
   emitted_G: np.ndarray
   windows_G: np.ndarray
   widths_GN: np.ndarray
+  second_GN: np.ndarray
 
 
 def counted(outputs: Sequence[decode.Output]) -> Counts:
   """The Counts of a method's outputs, one for each batch."""
   infos = [x.info for x in outputs]
   emitted = [metrics.emitted(x) for x in infos]
-  widths = [metrics.windows(x) for x in infos]
-  windows = [max(x.sum(), 1) for x in widths]
-  return Counts(*(np.array(x, float) for x in (emitted, windows, widths)))
+  widths, second = zip(*map(metrics.windows, infos), strict=True)
+  found = emitted, [max(x.sum(), 1) for x in widths], widths, second
+  return Counts(*(np.array(x, float) for x in found))
 
 
 def tokens_per_window(found: Counts, plain: Counts | None, times_SG):
@@ -198,8 +200,10 @@ def tokens_per_window(found: Counts, plain: Counts | None, times_SG):
 
 
 def shares_of_widths(found: Counts, times_SG):
-  """[S, N]: share of windows by their room, each batch so many times."""
-  return (times_SG @ found.widths_GN) / (times_SG @ found.windows_G)[..., None]
+  """([S, N], [S, N]): the shares of windows that Counts has by their room, each
+  batch so many times."""
+  every = (times_SG @ found.windows_G)[..., None]
+  return tuple(times_SG @ x / every for x in (found.widths_GN, found.second_GN))
 
 
 def gain(arm: plan_lib.Arm, calibration, found: Counts, plain, times_SG):
@@ -207,8 +211,8 @@ def gain(arm: plan_lib.Arm, calibration, found: Counts, plain, times_SG):
 
   plain: as in tokens_per_window.
   """
-  widths_SN = shares_of_widths(found, times_SG)
-  cost_S = window_cost(arm, calibration, arm.gamma, widths_SN)
+  shares = shares_of_widths(found, times_SG)
+  cost_S = window_cost(arm, calibration, arm.gamma, *shares)
   return tokens_per_window(found, plain, times_SG) / cost_S
 
 
@@ -217,10 +221,11 @@ def window_cost(
   calibration: calibration_lib.Calibration,
   gamma: int,
   widths_SN,
+  second_SN,
 ):
   """Mean cost of a window of at most gamma drafts, in plain steps.
 
-  widths_SN: shares of windows by the drafts that they have room for.
+  widths_SN, second_SN: of shares_of_widths.
   """
   engine, at_count = arm.engine, calibration_lib.interpolated
   # Early exit has already run part of the verify pass.
@@ -231,16 +236,21 @@ def window_cost(
   passes_N = calibration_lib.at_width(calibration.verify, room_N + 1)
   cost_N = rest * np.maximum(passes_N, 1)
   cost_N[0] = max(calibration.idle, 1)
-  # Which of several drafted is not counted: as if the dearest always did.
-  drafters = [x.drafter for x in engine.parts] or [engine.drafter]
-  each = [at_count(calibration.propose[x.name], room_N) for x in drafters]
-  return widths_SN @ (cost_N + np.max(each, 0))
+  # Of two the first is asked in every window.
+  first, *others = [x.drafter for x in engine.parts] or [engine.drafter]
+  cost_N = cost_N + at_count(calibration.propose[first.name], room_N)
+  cost_S = widths_SN @ cost_N
+  for second in others:
+    drafting_N = at_count(calibration.propose[second.name], room_N)
+    cost_S += (widths_SN - second_SN).sum(-1) * drafting_N[0]
+    cost_S += second_SN @ drafting_N
+  return cost_S
 
 
 def slowest(arm: plan_lib.Arm, calibration) -> float:
   """Time of a token over plain decoding's, if a window emits 1.2 of them."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  return float(window_cost(arm, calibration, arm.gamma, full_N)) / 1.2
+  return float(window_cost(arm, calibration, arm.gamma, full_N, full_N)) / 1.2
 
 
 def interval(
@@ -281,14 +291,14 @@ def improvement(
   found, base = counted(outputs), counted(plain) if plain else None
   once_G = np.ones(len(outputs))
   tokens = float(tokens_per_window(found, base, once_G))
-  widths_N = shares_of_widths(found, once_G)
+  shares = shares_of_widths(found, once_G)
   summary = metrics.summary(metrics.join(outputs))
   hist = summary.accepted_histogram
   by_gamma = {}
   least = arm.gamma if arm.engine.drafter.tree else 1
   for gamma in range(least, arm.gamma + 1):
     shorter = cost.histogram_tokens(cost.truncated(hist, gamma))
-    needed = window_cost(arm, calibration, gamma, widths_N)
+    needed = window_cost(arm, calibration, gamma, *shares)
     share = shorter / cost.histogram_tokens(hist)
     by_gamma[gamma] = float(tokens * share / needed)
   value = by_gamma[arm.gamma]

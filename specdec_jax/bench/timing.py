@@ -105,7 +105,7 @@ def first_step(arms: Sequence[plan_lib.Arm], group: plan_lib.Group):
   few = group._replace(full=plan_lib.shortened(group.full, 4))
   turn(arms[:1], programs, few)  # the first call is slower
   (ran,) = turn(arms[:1], programs, few).values()
-  step = ran.decoding / max(metrics.windows(ran.output.info).sum(), 1)
+  step = ran.decoding / max(ran.output.info.calls_B.max(), 1)
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(parts.has_q(engine, group) for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
@@ -206,7 +206,7 @@ def improvements(
 
 def first_token(runs: Runs) -> float:
   """Seconds to the first token: the prefill and a mean window; a median."""
-  calls_G = [max(metrics.windows(x.info).sum(), 1) for x in runs.outputs]
+  calls_G = [max(x.info.calls_B.max(), 1) for x in runs.outputs]
   return float(np.median(runs.prefill_G + runs.decoding_G / calls_G))
 
 

@@ -125,6 +125,7 @@ def _propose(first, second, weights, state, context, noise, target_cache):
     _certain(other.q_BKV, tokens_BK, first_B & context.live_B),
     jnp.where(first_B, count_B, other.count_B),
     sourced_B=None if draft.sourced_B is None else draft.sourced_B & first_B,
+    second_B=~first_B & (other.count_B > 0),
     **_joined(other, first_B),
   )
   return both, State(mine, theirs, first_B), target_cache

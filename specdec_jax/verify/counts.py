@@ -7,6 +7,16 @@ from specdec_jax import types
 from specdec_jax.verify import tree
 
 
+def add_width(info, draft, live_B, width) -> types.Info:
+  """Adds one window by the number of drafts that it had room for."""
+  one = lambda old_BN, rows_B: old_BN.at[:, width].add(rows_B)
+  info = info._replace(widths_BN=one(info.widths_BN, live_B))
+  if draft.second_B is None:
+    return info
+  second_B = live_B & jnp.any(live_B & draft.second_B)
+  return info._replace(second_BN=one(info.second_BN, second_B))
+
+
 def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
   """Adds one window to the accumulators; live rows count, others do not.
 

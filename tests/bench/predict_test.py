@@ -130,7 +130,7 @@ def test_the_interval_is_of_other_prompts_and_of_the_costs():
 def test_a_prediction_of_few_prompts_holds_as_often(prompts, monkeypatch):
   """Of the logarithm of their mean; 90 times in 100."""
   rng, hits = np.random.default_rng(0), 0
-  found = predict.Counts(*[np.ones(prompts)] * 3)
+  found = predict.Counts(*[np.ones(prompts)] * 4)
   for _ in range(400):
     value_B = np.exp(rng.normal(0, 0.2, prompts))
     mean = lambda *x, value_B=value_B: x[-1] @ value_B / x[-1].sum(-1)
@@ -169,16 +169,19 @@ def test_a_window_costs_only_the_layers_that_are_left():
   assert math.isclose(found.tokens, 9 / 4)
 
 
-def test_of_several_drafters_each_window_costs_what_the_dearest_costs():
+def test_of_two_drafters_the_second_costs_where_it_drafted():
   target = build.load('random:tiny')
   draft = hybrid.Settings(lm.Settings('random:tiny:1'))
   e = build.engine(target, draft, gamma=2)
-  propose = {'lookup': {0: 0.1, 2: 0.1}, 'lm': {0: 0.0, 1: 0.4, 2: 0.5}}
+  propose = {'lookup': {0: 0.1, 2: 0.1}, 'lm': {0: 0.05, 1: 0.4, 2: 0.5}}
   costs = parts()._replace(propose=propose)
   out = output([4, 4, 4])
-  out = out._replace(info=out.info._replace(widths_BN=np.array([[3, 6, 3]])))
+  widths = dict(widths_BN=np.array([[3, 6, 3]]))
+  widths['second_BN'] = np.array([[0, 2, 1]])
+  out = out._replace(info=out.info._replace(**widths))
   # No draft: idle; one or two: v(3), as the loop has no pass over two tokens.
-  wanted = 3 * (1 + 0.1) + 6 * (1.5 + 0.4) + 3 * (1.5 + 0.5)
+  # The first is asked in all windows, the second drafts in three.
+  wanted = 3 * 1 + 9 * 1.5 + 12 * 0.1 + 9 * 0.05 + 2 * 0.4 + 1 * 0.5
   assert math.isclose(predicted(e, [out], costs).window_cost, wanted / 12)
 
 

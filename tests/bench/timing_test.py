@@ -22,8 +22,7 @@ def output(tokens, calls=4, rows=1):
   info = types_lib.empty_info(rows, 16, 2, False)
   origin_BL = np.zeros((rows, 16), np.int8)
   origin_BL[:, :tokens] = types_lib.BONUS
-  widths_BN = np.array([[0, 0, calls]] * rows)
-  info = info._replace(origin_BL=origin_BL, widths_BN=widths_BN)
+  info = info._replace(origin_BL=origin_BL, calls_B=np.full(rows, calls))
   return decode.Output(None, np.zeros(rows), info)
 
 

@@ -217,12 +217,34 @@ def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
   assert state.first_B.tolist() == [True, False, True]
   assert draft.sourced_B.tolist() == [False, False, True]
   assert draft.count_B.tolist() == [K, K, K]
+  assert draft.second_B.tolist() == [False, True, False]
   assert draft.tokens_BK[0].tolist() == [7, 8, 9, 5]
   top_BK = np.take_along_axis(
     np.array(draft.q_BKV), np.array(draft.tokens_BK)[..., None], -1
   )[..., 0]
   assert (top_BK[0] == 1).all() and (top_BK[1] < 1).all()
   np.testing.assert_allclose(draft.q_BKV.sum(-1), 1, rtol=1e-6)
+
+
+def test_windows_for_which_the_second_drafts_are_counted():
+  """By their room, as all: those of a batch in which it does for any row."""
+  text = np.zeros((2, L), np.int32)
+  found, none = np.full((2, L), 2), np.array([[1] * L, [0] * L])
+  weights = types.Weights(fakes.table(0, V), ((text, none), (text, found)))
+  drafter = hybrid.make(*[scripted.make(gamma=K)] * 2)
+  programs = decode.programs(
+    *(fakes.table_model(V), drafter, reject.RULE),
+    decode.Options(widths=(0, 1, 2)),
+  )
+  shape = dict(vocab=V, length=L, temperature=1.0)
+  for new in ([9, 0], [9, 4]):
+    request = fakes.request([[1, 2]] * 2, 9, **shape)
+    request = request._replace(limit_B=2 + np.array(new))
+    info = programs.generate(weights, request).info
+    of_two = int(info.calls_B[1])  # then the first row is alone
+    alone = int(info.calls_B[0]) - of_two
+    assert info.second_BN.tolist() == [[0, 0, of_two, 0, 0]] * 2
+    assert info.widths_BN[0].tolist() == [0, alone, of_two, 0, 0]
 
 
 @pytest.mark.parametrize('bad', ['first', 'gamma'])
