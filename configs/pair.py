@@ -16,6 +16,6 @@ from configs import default
 
 def get_config(size: str = 'full'):
   c = default.get_config(size)
-  c.decode.methods = ('adaptive', 'lm', 'lookup')
+  c.decode.methods = ('lm', 'lookup', 'adaptive')
   c.hybrid.drafter = 'lm'
   return c

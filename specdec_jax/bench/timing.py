@@ -9,6 +9,7 @@ not taken from a data sheet.
 
 import collections
 import functools
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -96,6 +97,9 @@ def _compiled(engine, request: decode.Request) -> Compiled:
   asked = engine.weights, request
   start = engine.programs.start.lower(*asked).compile()
   begun = jax.eval_shape(engine.programs.start, *asked)
+  begun = jax.tree.map(
+    lambda x, where: x.update(sharding=where), begun, start.output_shardings
+  )
   return Compiled(start, engine.programs.finish.lower(*asked, *begun).compile())
 
 
@@ -118,7 +122,7 @@ class Ran(NamedTuple):
 
   prefill: float
   decoding: float
-  output: decode.Output
+  output: Any
 
 
 def turn(
@@ -145,6 +149,7 @@ def turn(
     took, (state, info) = parts.timed(program.finish, weights, request, *state)
     done = decode.Output(state.tokens_BL, state.lengths_B, info)
     out[arm.name] = Ran(prefill, took, hosts.fetch(done))
+    del state, done  # a cache, that the next one needs no second beside it
   return out
 
 
@@ -154,16 +159,22 @@ def measure(
   programs: Mapping[str, Compiled],
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
-  """By arm, its Runs; block by block, each of which begins with another arm.
+  """By arm, its Runs; block by block, each of which begins with another
+  engine.
 
   blocks: (repeat, index of the group), in order; they may end early.
   """
   none = groups[0]._replace(full=plan_lib.shortened(groups[0].full, 0))
   turn(arms, programs, none)  # The first call of an executable is slower.
+  pairs = enumerate(itertools.pairwise(arms), 1)
+  firsts = [0, *(i for i, (a, b) in pairs if a.engine is not b.engine)]
   ran = {}
   for repeat, g in blocks:
-    at = (repeat + g) % len(arms)
-    ran[repeat, g] = turn((*arms[at:], *arms[:at]), programs, groups[g])
+    at = firsts[(repeat + g) % len(firsts)]
+    found = turn((*arms[at:], *arms[:at]), programs, groups[g])
+    if repeat:  # the same again
+      found = {name: x._replace(output=None) for name, x in found.items()}
+    ran[repeat, g] = found
   repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
   prompts = len({x.id for group in groups[:batches] for x in group.items})
   out = {}

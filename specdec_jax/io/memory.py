@@ -66,8 +66,8 @@ class Model(NamedTuple):
     """(kinds of blocks that stay, dtype of all else) of dtype='stored'.
 
     For the kernels of one CPU every matrix stays as it is, but for those that
-    have none. Elsewhere they are read as float32, on accelerators as bfloat16
-    unless the file has float32.
+    have none. Elsewhere all is read as float32; on accelerators a quantised
+    model is read as bfloat16, another one in the source's dtype.
     """
     every = frozenset(self.source.kinds.values())
     kept, narrow = every & blocks.KEPT.keys(), self.source.dtype

@@ -39,8 +39,8 @@ class LMConfig:
   Sizes. vocab: rows of the embedding, padding included. context: positions that
   the model supports, and rows of the table of learned positions.
 
-  Embedding. embed_scale: factor of the embedding, rounded to dtype. tied: the
-  head is the same matrix.
+  Embedding. embed_scale: factor of the embedding, rounded to the dtype of
+  activations. tied: the head is the same matrix.
 
   Positions. position: 'rope', 'learned' or 'relative' (T5's: a number for each
   head and distance is added to the scores). buckets: how many relative
@@ -70,7 +70,8 @@ class LMConfig:
   None: no encoder. start: the id that the decoder's text begins with then.
   causal: false in the encoder, where a token also attends to later ones.
 
-  dtype: of weights, activations and cache; logits are float32 or wider.
+  dtype: of weights and, unless they are packed, of activations and cache;
+  logits are float32 or wider.
   run: how it runs.
   """
 

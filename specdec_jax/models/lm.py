@@ -51,7 +51,7 @@ class Ends(nnx.Module):
       table = weights.Table(self.head.get_value())
     x_BTD = weights.rows(table, tokens_BT).astype(c.activations)
     if c.embed_scale != 1:
-      scale = jnp.asarray(c.embed_scale, c.dtype)
+      scale = jnp.asarray(c.embed_scale, c.activations)
       x_BTD = x_BTD * scale.astype(x_BTD.dtype)
     if self.positions is not None:
       # A window may reach past the context; tokens there are never committed.

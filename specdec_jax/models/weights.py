@@ -290,6 +290,8 @@ class Grouped:
 
 
 STORED = (Panels, Quantised, Beside, Table, Grouped)
+# Parameters whose rows are looked up, and multiplied with nothing.
+TABLES = 'embed', 'positions'
 # Those of Grouped, by the dtype that is asked for.
 INTEGERS = 'int8', 'int4'
 
@@ -317,11 +319,16 @@ def pack(matrix_KN: Array, parts: int = 1) -> Panels:
 
 
 def coarsest(tree: Any) -> str:
-  """The dtype of the floats in a tree that rounds most; panels are multiplied
-  in float32, whatever they hold."""
+  """The dtype of the floats in a tree that rounds most.
+
+  But panels are multiplied in float32, whatever they hold, and the rows of
+  TABLES are read as they are.
+  """
   panels = lambda x: isinstance(x, Panels)
-  leaves = jax.tree.leaves(tree, is_leaf=panels)
-  kinds = {jnp.dtype('float32') if panels(x) else x.dtype for x in leaves}
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=panels)
+  name = lambda path: getattr(path[-1], 'key', '') if path else ''
+  read = [x for path, x in leaves if name(path) not in TABLES]
+  kinds = {jnp.dtype('float32') if panels(x) else x.dtype for x in read}
   floats = [x for x in kinds if jnp.issubdtype(x, jnp.floating)]
   floats += [jnp.result_type(float)] * (not floats)
   return str(max(floats, key=lambda x: float(jnp.finfo(x).eps)))

@@ -157,6 +157,7 @@ def test_the_coarsest_weights_set_the_limit():
   assert weights.coarsest(own) == 'float32'
   # On the CPU kernels what bfloat16 is multiplied with is float32.
   own['b'] = weights.pack(jnp.ones((2, 2), jnp.bfloat16))
+  own['embed'] = leaf('bfloat16')  # whose rows are looked up
   assert weights.coarsest(own) == 'float32'
   moved = audit._shaken(own | {'a': jnp.ones(2)})
   assert moved['b'].array is own['b'].array and (moved['a'] != 1).all()

@@ -173,8 +173,11 @@ def test_arms_of_one_engine_go_on_from_one_prefill(monkeypatch):
   assert list(out) == ['x g=2', 'plain', 'x g=4']
 
 
-def test_two_programs_make_what_one_does():
-  config = bench_test.settings(('lm',))
+@pytest.mark.parametrize('rows', [1, 2])
+def test_two_programs_make_what_one_does(rows):
+  """Also on a mesh, where the second takes the shardings of the first."""
+  config = bench_test.settings(('lm',), mesh={'data': rows})
+  config.bench.batch_size = rows
   e = settings_lib.load(settings_lib.settings(config))
   plain, arm = plan_lib.arms(e)
   plan = plan_lib.make(e, prompts.builtin()[:2])

@@ -151,12 +151,14 @@ def test_what_passes_of_a_tiny_file_cost(tmp_path):
   run = functools.partial(
     programs.run,
     'experiments/quantised/passes.py',
-    '--config=configs/pair.py:tiny',
+    '--config.decode.max_new_tokens=8',
+    '--config.bench.prompt_tokens=16',
+    '--config.bench.small',
     f'--results={tmp_path}',
     '--repeats=2',
   )
   run().check_refused('sources: give the models')
-  out = run(f'--sources={path}').check().stdout
+  out = run(f'--sources={path}').check().out
   rows = json.loads((tmp_path / 'passes.json').read_text())['rows']
   ways = 'stored', 'stored, int8 rows', 'again int8', 'again int8, int8 rows'
   assert [x['target'] for x in rows] == [f'a (Q4_1, {way})' for way in ways]

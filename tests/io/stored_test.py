@@ -1,5 +1,7 @@
 """A model from the blocks of a .gguf file, beside the same one in float32."""
 
+import dataclasses
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -262,4 +264,8 @@ def test_floats_stay_as_they_are_stored_where_that_loses_nothing(
   ratio = work.step_bytes(wide.params) / work.step_bytes(m.params)
   assert (ratio > 1.9) if narrow else (ratio == 1)
   assert apart(m, wide) == 0
+  scaled = lambda x: dataclasses.replace(
+    x, lm_config=dataclasses.replace(x.config, embed_scale=9.8)
+  )
+  assert apart(scaled(m), scaled(wide)) == 0  # as a Gemma's embedding
   assert load.load(path, kernels='xla').dtype == 'float32'
