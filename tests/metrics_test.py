@@ -20,6 +20,7 @@ def trace() -> types.Info:
     whole_BN=np.array([[1, 2, 0]]),
     calls_B=np.array([3]),
     widths_BN=np.array([[1, 0, 2]]),
+    second_BN=np.array([[0, 0, 1]]),
     origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
     window_BL=np.zeros((1, 8), np.int32),
     broken_B=np.array([False]),

@@ -92,5 +92,10 @@ def test_what_the_time_left_less_of_is_told():
       )
     )
   )
-  found = benchmark._cut(setting(14, 14, 64, 5), setting(14, 8, 64, 1))  # pyright: ignore
-  assert found == {'calibration prompts': (8, 14), 'repeats': (1, 5)}
+  cut = lambda *sizes: benchmark._cut(setting(14, 14, 64, 5), setting(*sizes))  # pyright: ignore
+  # Those that predict nothing are judged.
+  assert cut(20, 8, 64, 1) == {'repeats': (1, 5)}
+  assert cut(14, 8, 32, 5) == {
+    'test prompts': (14, 20),
+    'new tokens': (32, 64),
+  }
