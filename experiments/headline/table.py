@@ -26,6 +26,8 @@ from specdec_jax import machine, printing, program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing')
+_TARGET = flags.DEFINE_string('target', '', "the pair's 1.5B, in Q4_K_M")
+_DRAFT = flags.DEFINE_string('draft', '', 'its 0.5B')
 _QUESTIONS = flags.DEFINE_string('questions', '', "MT-Bench's question.jsonl")
 
 
@@ -97,8 +99,17 @@ def promise(doc: dict[str, Any]) -> str:
 
 
 HEADLINES = {
+  'pair': Headline(
+    'Qwen2.5-Coder 1.5B with 0.5B from Q4_K_M files, greedy, 2 CPU cores '
+    '(95 % interval)',
+    'scripts/bench.py --config=configs/pair.py '
+    '--config.target.source={target} --config.draft.source={draft}',
+    speeds,
+    'python scripts/bench.py --config=configs/pair.py '
+    '--config.target.source=1.5B.gguf --config.draft.source=0.5B.gguf',
+  ),
   'demo': Headline(
-    'SmolLM2-135M, greedy, 2 CPU cores (95 % interval)',
+    'SmolLM2-135M in float32, the same',
     'scripts/bench.py --config=configs/smollm2.py --minutes=4',
     speeds,
     'bash scripts/demo.sh',
@@ -162,7 +173,8 @@ def measure(name: str) -> None:
   Raises:
     ValueError: the command fails or its last line is no document.
   """
-  command = HEADLINES[name].command.format(questions=_QUESTIONS.value)
+  asked = _QUESTIONS, _TARGET, _DRAFT
+  command = HEADLINES[name].command.format(**{x.name: x.value for x in asked})
   ran = subprocess.run(
     [sys.executable, *shlex.split(command)],
     cwd=ROOT,
