@@ -57,7 +57,9 @@ def run() -> bool:
   )
   found = json.loads(done.stdout)
   about = machine.describe() | page.made_by()
-  doc = {'machine': about, 'asked': asked | {'prompts': len(asked['prompts'])}}
+  told = {x: pathlib.Path(asked[x]).name for x in ('target', 'draft')}
+  told['prompts'] = len(asked['prompts'])
+  doc = {'machine': about, 'asked': asked | told}
   text = render.llama(doc | found)
   if folder is not None:
     files.write(folder / 'llama.json', printing.compact(doc | found))
