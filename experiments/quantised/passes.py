@@ -72,8 +72,12 @@ def _row(s: settings_lib.Settings) -> dict:
   arms = plan_lib.arms(e, measure=False)
   plan = plan_lib.make(e, prompts.chosen(s.bench.prompts))
   request = plan_lib.middle(arms, plan, budget.WINDOWS).full
-  ceiling, _ = timing.ceiling(arms, plan)
+  ceiling, read = timing.ceiling(arms, plan)
+  gb_s: list[float] = []  # memory is not as fast a minute later
+  list(timing.reading(range(_REPEATS.value), read, gb_s))
   parts = calibration.calibrate(arms, request, _REPEATS.value)
+  list(timing.reading(range(_REPEATS.value), read, gb_s))
+  ceiling = ceiling.beside(e.target.dtype, gb_s)
   return dict(
     target=e.target.label,
     mb=work.tree_bytes(e.target.params) / 1e6,
