@@ -22,7 +22,9 @@ from specdec_jax.bench import plan as plan_lib
 # Shares of the time for timing the parts and for the calibration prompts.
 _PARTS, _PROMPTS = 0.1, 0.25
 _SHORTEST = 8  # tokens of an answer
-_FEWEST = 4  # calibration prompts, where answers can be shorter for more
+# Calibration prompts, where answers can be shorter for more: one of every kind
+# of the built-in ones.
+_FEWEST = 7
 WINDOWS = 64  # of a sample when the parts are timed
 
 

@@ -42,7 +42,7 @@ def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
   count = -(-len(p.calibration) // batch_size)
   took = count * SPEED.calibration(p.max_new_tokens)
   assert took + SPEED.test(p.max_new_tokens) <= given
-  assert count in (2, 4) or took <= given / 4
+  assert count in (2, 7 if batch_size == 1 else 4) or took <= given / 4
   # Test prompts are not cut: they are run until the time is over. What is not
   # needed to predict is judged.
   assert len(p.test) + len(p.calibration) == 28 and p.bench.repeats == 5
@@ -52,7 +52,7 @@ def test_the_calibration_prompts_leave_most_of_the_time(given, batch_size):
 
 
 def test_little_time_has_short_answers_before_it_has_few_prompts():
-  long, short, least = (fit(x) for x in (4000, 1400, 40))
+  long, short, least = (fit(x) for x in (4000, 1600, 40))
   assert (long.max_new_tokens, short.max_new_tokens) == (64, 32)
   # The first few prompts are of many categories.
   assert len({x.category for x in short.test[:7]}) == 7
