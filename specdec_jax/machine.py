@@ -18,6 +18,13 @@ from specdec_jax.models import weights
 # A call that reads memory once and returns gigabytes a second.
 Read = functools.partial[float]
 TURNS = 16
+# The widest first: flags of a CPU.
+_VECTORS = {
+  'avx512_vnni': 'AVX-512 VNNI',
+  'avx_vnni': 'AVX-VNNI',
+  'avx512f': 'AVX-512',
+  'avx2': 'AVX2',
+}
 
 
 def describe() -> dict[str, Any]:
@@ -110,13 +117,19 @@ def filled(shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 
-def _cpu_name() -> str:
+def _cpu_name(path: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
+  """'AMD EPYC (AVX2)': two of one name may differ in what kernels can use."""
   try:
-    text = pathlib.Path('/proc/cpuinfo').read_text()
+    text = path.read_text()
   except OSError:
     return platform.processor() or platform.machine()
-  names = re.findall(r'model name\s*: (.+)', text)
-  return names[0] if names else platform.machine()
+  found = re.search(r'model name\s*: (.+)', text)
+  flags = re.search(r'flags\s*: (.+)', text)
+  known = flags[1].split() if flags else []
+  widest = next(
+    (f' ({x})' for flag, x in _VECTORS.items() if flag in known), ''
+  )
+  return (found[1] if found else platform.machine()) + widest
 
 
 def _cores() -> int:

@@ -25,3 +25,20 @@ def test_bytes_of_all_turns_count(monkeypatch, backend, turns):
   x_1K, w_KN = jnp.ones((1, 8)), jnp.ones((8, 16))
   gb_s = machine.read(machine.matvec, x_1K, w_KN)
   assert gb_s == pytest.approx(turns * 8 * 16 * 4 / 2e9)
+
+
+@pytest.mark.parametrize(
+  'text, name',
+  [
+    (
+      'model name : A\nflags : fpu avx2 avx512f avx512_vnni\n',
+      'A (AVX-512 VNNI)',
+    ),
+    ('model name : A\nflags : fpu avx2\nmodel name : A\n', 'A (AVX2)'),
+    ('model name : A\nflags : fpu avx\n', 'A'),
+    ('Processor : B\n', machine.platform.machine()),
+  ],
+)
+def test_a_cpu_is_named_with_what_kernels_can_use(tmp_path, text, name):
+  (tmp_path / 'cpuinfo').write_text(text)
+  assert machine._cpu_name(tmp_path / 'cpuinfo') == name
