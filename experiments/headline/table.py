@@ -26,8 +26,8 @@ from specdec_jax import machine, printing, program  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing')
-_TARGET = flags.DEFINE_string('target', '', "the pair's 1.5B, in Q4_K_M")
-_DRAFT = flags.DEFINE_string('draft', '', 'its 0.5B')
+_TARGET = flags.DEFINE_string('pair_target', '', "the pair's 1.5B, in Q4_K_M")
+_DRAFT = flags.DEFINE_string('pair_draft', '', 'its 0.5B')
 _QUESTIONS = flags.DEFINE_string('questions', '', "MT-Bench's question.jsonl")
 
 
@@ -103,7 +103,8 @@ HEADLINES = {
     'Qwen2.5-Coder 1.5B with 0.5B from Q4_K_M files, greedy, 2 CPU cores '
     '(95 % interval)',
     'scripts/bench.py --config=configs/pair.py '
-    '--config.target.source={target} --config.draft.source={draft}',
+    '--config.target.source={pair_target} '
+    '--config.draft.source={pair_draft}',
     speeds,
     'python scripts/bench.py --config=configs/pair.py '
     '--config.target.source=1.5B.gguf --config.draft.source=0.5B.gguf',
