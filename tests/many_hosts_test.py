@@ -235,7 +235,6 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, index, words):
   'program, config, argument, words',
   [
     ('tpu_report', 'pair', 'topology', '2 processes: this program runs in one'),
-    ('train', 'train_lm', 'workdir', 'model=1: 2 processes have 2 devices'),
     ('generate', 'pair', 'html', 'html: is for one process'),
   ],
 )

@@ -38,8 +38,6 @@ def run() -> bool:
   # All prompts are judged: nothing is predicted here.
   plan = plan._replace(test=plan.test + plan.calibration, calibration=())
   plain, arms = _arms(e, rules)
-  groups = plan_lib.groups([plain, *arms], plan, plan.test)
-  programs = timing.compile_arms([plain, *arms], groups[0].full)
   doc = {
     'machine': machine.describe(),
     'setting': plan_lib.setting([plain], plan),
@@ -59,7 +57,7 @@ def run() -> bool:
       or arm.engine.rule.name == first
     ]
     warm = plan._replace(sampling=sampling)
-    doc['cells'] += _cells(plain, used, programs, warm, level)
+    doc['cells'] += _cells(plain, used, warm, level)
     text = render.markdown(page.plain(doc))
     page.save(folder, HERE, doc, text)
   print(text)
@@ -94,13 +92,15 @@ def _arms(e: settings_lib.Setup, rules):
   return plain, out
 
 
-def _cells(plain, arms, programs, plan: plan_lib.Plan, level: float):
+def _cells(plain, arms, plan: plan_lib.Plan, level: float):
   """A cell for each arm at one temperature.
 
   level: how often all intervals of this temperature hold.
   """
   every = [plain, *arms]
   groups = plan_lib.groups(every, plan, plan.test)
+  # Greedy rows have programs of their own, which do not sample.
+  programs = timing.compile_arms(every, groups[0].full)
   blocks = budget.blocks(len(groups), plan.bench.repeats, budget.UNLIMITED)
   runs = timing.measure(every, groups, programs, blocks)
   outputs = {name: r.outputs for name, r in runs.items()}
