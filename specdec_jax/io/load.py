@@ -183,24 +183,25 @@ def load(
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
   packs = mesh is None and not scan_layers and kernels != 'xla'
-  memory.check({source: memory.Model(opened, dtype, packs=packs)})
+  asked = memory.Model(opened, dtype, packs=packs)
+  memory.check({source: asked})
   layout = mesh and sharding.lay_out(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )
-  return _placed(opened, dtype, layout, scan_layers, kernels)
+  return _placed(asked, layout, scan_layers, kernels)
 
 
 def _placed(
-  opened: sources.Source, dtype: str, layout: Any, scan: bool, kernels: str
+  asked: memory.Model, layout: Any, scan: bool, kernels: str
 ) -> LanguageModel:
   """Reads a model, as a pass reads it fastest."""
+  opened, dtype = asked.source, asked.dtype
   put, alone = layout and layout.put, layout is None and not scan
   kept: Collection[str] = ()
   kind = dtype if dtype in weights.INTEGERS else ''
   codes, again = kind, kind
   if dtype == convert.STORED:
-    model = memory.Model(opened, dtype, packs=alone and kernels != 'xla')
-    kept, dtype = model.as_stored()
+    kept, dtype = asked.as_stored()
     codes = convert.STORED if kept else ''
     _say_read(opened, kept, dtype)
   if dtype == 'bfloat16' and opened.kinds and not kept:

@@ -51,8 +51,7 @@ class Ends(nnx.Module):
       table = weights.Table(self.head.get_value())
     x_BTD = weights.rows(table, tokens_BT).astype(c.activations)
     if c.embed_scale != 1:
-      scale = jnp.asarray(c.embed_scale, c.activations)
-      x_BTD = x_BTD * scale.astype(x_BTD.dtype)
+      x_BTD = x_BTD * jnp.asarray(c.embed_scale, c.activations)
     if self.positions is not None:
       # A window may reach past the context; tokens there are never committed.
       inside_BT = jnp.minimum(positions_BT, c.context - 1)
