@@ -344,6 +344,7 @@ def completion_of(
     metrics=metrics.summary(info)._asdict() | {'costs': engine.costs},
     logprobs=piece.logprobs,
     top_logprobs=piece.top_logprobs,
+    entropies=piece.entropies,
     record=record,
     texts=piece.texts,
   )
@@ -360,8 +361,8 @@ def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
     state, info = engine.programs.step(weights, request, state, info)
     live, end = bool(state.live_B[0]), int(state.lengths_B[0])
     tokens = np.asarray(state.tokens_BL)[0, at:end].tolist()
-    told = _recorded(info, slice(at, end))
-    yield reader.piece(tokens, *told, last=not live)
+    told, refused_K = _recorded(info, slice(at, end)), info.refused_BK[0]
+    yield reader.piece(tokens, *told, refused_K=refused_K, last=not live)
     at = end
   if info.broken_B[0] and not reader.stopped:
     raise _non_finite(engine, request.request_B[0], at - begin)
@@ -376,6 +377,6 @@ def _non_finite(engine, number, count: int) -> requests.NonFiniteLogits:
 
 def _recorded(info: types.Info, new: slice) -> tuple[Any, ...]:
   """What Reader.piece is told of new tokens of row 0."""
-  found = info.origin_BL, info.logprob_BL, info.top_BLX
   # Copies: the next step is donated these arrays.
-  return jax.tree.map(lambda x_BL: np.array(np.asarray(x_BL)[0, new]), found)
+  cut = lambda x_BL: np.array(np.asarray(x_BL)[0, new])
+  return jax.tree.map(cut, info.of_tokens)

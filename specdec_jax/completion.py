@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, fields, requests, types
+from specdec_jax import build, fields, requests, show, types
 from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import files
@@ -212,6 +212,7 @@ class Completion:
   logprobs: of each token, with logprobs=True, or record=True.
   top_logprobs: the K likeliest (token id, log-probability) in each token's
     place, the likeliest first, with logprobs=K.
+  entropies: in nats, of the distributions that logprobs are of.
   record: every window, with record=True.
   texts: what each token adds to the text; joined they are `text`.
   """
@@ -223,6 +224,7 @@ class Completion:
   metrics: dict[str, Any]
   logprobs: list[float] | None = None
   top_logprobs: list[list[tuple[int, float]]] | None = None
+  entropies: list[float] | None = None
   record: record_lib.Record | None = dataclasses.field(
     default=None, compare=False
   )
@@ -237,7 +239,9 @@ class Piece:
   """The tokens that one window emitted; text may lag behind them.
 
   texts: what each token adds to the text; joined they are `text`.
-  logprobs, top_logprobs: of each token, as in Completion.
+  logprobs, top_logprobs, entropies: of each token, as in Completion.
+  refused: (token id, text) of the window's drafts that were refused or came
+    after one that was; of a tree the first alone.
   """
 
   text: str
@@ -246,6 +250,8 @@ class Piece:
   texts: list[str] = dataclasses.field(default_factory=list)
   logprobs: list[float] | None = None
   top_logprobs: list[list[tuple[int, float]]] | None = None
+  entropies: list[float] | None = None
+  refused: list[tuple[int, str]] = dataclasses.field(default_factory=list)
 
   def __repr__(self) -> str:
     return f'Piece({_said(self)})'
@@ -260,6 +266,7 @@ class Reader:
   def __init__(self, tokenizer: Any, stop: Sequence[str]):
     """tokenizer: an io.tokenizer.Tokenizer. stop: as in Settings."""
     self.stopped = False
+    self._tokenizer, self._tokens = tokenizer, []
     self._stream = tokenizer.stream(stop)
 
   def piece(
@@ -268,6 +275,8 @@ class Reader:
     origin_T: types.Array,
     logprob_T: types.Array | None = None,
     top_TX: tuple[types.Array, types.Array] | None = None,
+    entropy_T: types.Array | None = None,
+    refused_K: types.Array | Sequence[int] = (),
     *,
     last: bool,
   ) -> Piece:
@@ -275,7 +284,8 @@ class Reader:
 
     Args:
       tokens_T: the next tokens.
-      origin_T, logprob_T, top_TX: of these tokens, as in types.Info.
+      origin_T, logprob_T, top_TX, entropy_T, refused_K: of these tokens and of
+        the window that they came by, as in types.Info.
       last: no more will come. Until then text waits that a later token may
         change, such as half a character or the beginning of a stop string.
     """
@@ -294,14 +304,25 @@ class Reader:
     if top_TX is not None:
       pairs = zip(*map(listed, top_TX), strict=True)
       top = [list(zip(*x, strict=True)) for x in pairs]
+    tokens, origins = listed(tokens_T), listed(origin_T)
     return Piece(
       text=''.join(texts) or rest,
-      tokens=listed(tokens_T),
-      origins=[types.ORIGINS[x] for x in listed(origin_T)],
+      tokens=tokens,
+      origins=[types.ORIGINS[x] for x in origins],
       texts=texts,
       logprobs=None if logprob_T is None else listed(logprob_T),
       top_logprobs=top,
+      entropies=None if entropy_T is None else listed(entropy_T),
+      refused=self._refused(tokens, origins.count(types.DRAFTED), refused_K),
     )
+
+  def _refused(self, tokens: list[int], accepted: int, refused_K):
+    """Piece.refused, behind the first `accepted` of a piece's tokens."""
+    before = [*self._tokens, *tokens[:accepted]]
+    self._tokens += tokens
+    ids = [x for x in np.asarray(refused_K).tolist() if x >= 0]
+    texts = show.texts_of(self._tokenizer, before, ids) if ids else []
+    return list(zip(ids, texts, strict=True))
 
 
 def _said(x: Completion | Piece) -> str:

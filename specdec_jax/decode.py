@@ -292,6 +292,7 @@ class _Tried(NamedTuple):
   path_BK: Array | None
   logprob_BN: Array | None
   top_BNX: tuple[Array, Array] | None
+  entropy_BN: Array | None
   features_BNE: Array | None
 
 

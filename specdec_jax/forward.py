@@ -178,6 +178,15 @@ def opened(
   return Reading(jnp.int32(0), cache, jnp.zeros((B, L + chunk, width)))
 
 
+def resumed(
+  at: Array, cache, features_BLE: Array | None, chunk: int
+) -> Reading:
+  """The first `at` tokens of every row are read, into this cache."""
+  if features_BLE is None:
+    return Reading(at, cache)
+  return Reading(at, cache, jnp.pad(features_BLE, ((0, 0), (0, chunk), (0, 0))))
+
+
 def read_on(
   model,
   params,

@@ -5,6 +5,7 @@ on its neighbours: the certificate's promise `pool`.
 """
 
 import collections
+import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import decode, forward, hosts, requests, sharding, types
+from specdec_jax.drafters import method
 
 # New prompts are read by this share of the rows at a time, in so many parts at
 # most, which take turns: each holds a cache of its own.
@@ -75,13 +77,15 @@ class Pool:
       prefix_caching: a prompt that begins with what a free row holds goes on
         there, as a chat does. Where a token's logits depend on how many are
         read with it, they do on what was asked before. Not on a mesh, nor for
-        a drafter that wants features of every token.
+        a target with an encoder.
     """
+    self._caching = prefix_caching and not (loop.target.encode or layout)
+    self._features = self._caching and bool(loop.drafter.taps)
+    if self._features:
+      loop = loop._replace(drafter=method.keeping_features(loop.drafter))
     self._programs = decode.programs(*loop[:4])
-    self._weights, self._layout = weights, layout
     self._chunk = loop.options.chunk
-    able = not (loop.drafter.taps or loop.target.encode or layout)
-    self._caching = prefix_caching and able
+    self._weights, self._layout = weights, layout
     *few, most = np.unique(rows).tolist()
     assert not (few and layout), rows
     self.rows = requests.rows_on(layout, most)
@@ -160,8 +164,9 @@ class Pool:
     placed = placed if self._layout else jax.device_put(placed)
     rows, froms, at = self._choose([x.tokens for x in items])
     if at:
-      cache, where_B = self._whole()[1].cache, self._padded(froms)
-      reading = _go_on(cache, where_B, np.int32(at))
+      state, where_B = self._whole()[1], self._padded(froms)
+      held = state.cache, state.drafter[1] if self._features else None
+      reading = _resumed(np.int32(at), *_rows(held, where_B), self._chunk)
     else:
       reading = self._programs.opened(self._weights, placed)
     self.cached_tokens += at * count
@@ -198,8 +203,9 @@ class Pool:
   def _cached(self, tokens: Sequence[int]) -> tuple[int, int]:
     """How many first tokens of a prompt a free row has, and which row."""
     # The last token of a prompt, as of a text, is not in the cache.
-    pasts = self._past.items()
-    many = ((_shared(y[:-1], tokens[:-1]), x) for x, y in pasts)
+    own = [*tokens[:-1]]
+    shared = lambda past: len(os.path.commonprefix([past[:-1], own]))
+    many = ((shared(past), row) for row, past in self._past.items())
     return max(many, key=lambda pair: pair[0], default=(0, self.rows))
 
   def _padded(self, rows: Sequence[int]) -> np.ndarray:
@@ -294,8 +300,9 @@ class Pool:
     if self._held is None:
       return {}
     _, state, info = self._held
-    told = state.tokens_BL, info.origin_BL, info.logprob_BL, info.top_BLX
-    told, ends_B = hosts.fetch((told, state.lengths_B))
+    told = state.tokens_BL, *info.of_tokens
+    more = state.lengths_B, info.refused_BK
+    told, (ends_B, refused_BK) = hosts.fetch((told, more))
     found = {}
     for ticket, row in self._row.items():
       at = self._at.index(row)
@@ -303,7 +310,7 @@ class Pool:
       if new.start < new.stop:
         # Copies: the next step is donated these arrays.
         cut = lambda x_BL, at=at, new=new: np.array(x_BL[at, new])
-        found[ticket] = jax.tree.map(cut, told)
+        found[ticket] = *jax.tree.map(cut, told), np.array(refused_BK[at])
       self._told_B[row] = ends_B[at]
     return found
 
@@ -376,22 +383,13 @@ def _outputs(weights, request, state, info, where_B):
   return _rows((request, out), where_B)
 
 
-@jax.jit
-def _go_on(cache, where_B, at):
-  """A Reading whose first `at` tokens are read, in these rows of the cache."""
-  return forward.Reading(at, _rows(cache, where_B))
+_resumed = jax.jit(forward.resumed, static_argnums=3, donate_argnums=1)
 
 
 @jax.jit
 def _rows(tree, where_B):
   """Some rows of every leaf."""
   return jax.tree.map(lambda x: x[where_B], tree)
-
-
-def _shared(one: Sequence[int], two: Sequence[int]) -> int:
-  """How many tokens two texts begin with alike."""
-  pairs = enumerate(zip(one, two, strict=False))
-  return next((i for i, (x, y) in pairs if x != y), min(len(one), len(two)))
 
 
 def _put(held, began, where_B):

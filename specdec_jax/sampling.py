@@ -105,8 +105,8 @@ def probabilities(
 
 def logprobs(
   logits_BNV: Array, tokens_BN: Array, count: int
-) -> tuple[Array | None, tuple[Array, Array] | None]:
-  """Log-probabilities at temperature 1.
+) -> tuple[Array | None, tuple[Array, Array] | None, Array | None]:
+  """Log-probabilities and entropies at temperature 1.
 
   Args:
     logits_BNV: before temperature.
@@ -115,17 +115,22 @@ def logprobs(
 
   Returns:
     [B, N] of the tokens; ids and log-probabilities of the likeliest, [B, N, X]
-    each, in descending order. None of what is not computed.
+    each, in descending order; entropies of the distributions, [B, N] nats. None
+    of what is not computed.
   """
   if not count:
-    return None, None
+    return None, None, None
   logit_BN1 = jnp.take_along_axis(logits_BNV, tokens_BN[..., None], -1)
   total_BN = jax.nn.logsumexp(logits_BNV, -1)
   logprob_BN = logit_BN1[..., 0] - total_BN
+  log_BNV = logits_BNV - total_BN[..., None]
+  p_BNV = jnp.exp(log_BNV)
+  entropy_BN = -jnp.sum(p_BNV * jnp.where(p_BNV > 0, log_BNV, 0), -1)
   if count == 1:
-    return logprob_BN, None
+    return logprob_BN, None, entropy_BN
   best_BNX, ids_BNX = jax.lax.top_k(logits_BNV, count)
-  return logprob_BN, (ids_BNX, best_BNX - total_BN[..., None])
+  top_BNX = ids_BNX, best_BNX - total_BN[..., None]
+  return logprob_BN, top_BNX, entropy_BN
 
 
 def _normalised(weights: Array) -> Array:

@@ -151,6 +151,7 @@ def _answer(title: str, x: Any) -> dict[str, Any]:
     x.origins + ['cut'] * past,
     emitted,
     map(math.exp, x.logprobs or []),
+    x.entropies or [],
   )
   windows, at = [], 0
   for w in x.record.windows:
@@ -178,8 +179,10 @@ def _answer(title: str, x: Any) -> dict[str, Any]:
 
 
 def _tokens(*columns: Iterable[Any]) -> list[dict[str, Any]]:
-  """A dict for each token; columns: of text, kind, id, and p where known."""
-  names, rows = ('text', 'kind', 'id', 'p'), itertools.zip_longest(*columns)
+  """A dict for each token; columns: of text, kind, id, and where they are known
+  p and entropy."""
+  names = 'text', 'kind', 'id', 'p', 'entropy'
+  rows = itertools.zip_longest(*columns)
   return [dict(zip(names, row, strict=False)) for row in rows]
 
 

@@ -336,14 +336,24 @@ class Info(NamedTuple):
   origin_BL: Array  # origin of each token, an index of ORIGINS
   window_BL: Array  # the row's window that emitted each token, or -1
   broken_B: Array  # the row ended because the target's logits were not finite
+  # Drafts of the row's last window that were refused or came after one that
+  # was, each in its place; else -1. Of a tree the first that was refused alone.
+  refused_BK: Array
   logprob_BL: Array | None  # log-probability at temperature 1, if recorded
   # The likeliest ids in each token's place, and their log-probabilities.
   top_BLX: tuple[Array, Array] | None = None
+  # Entropies, in nats, of the distributions that logprob_BL is of.
+  entropy_BL: Array | None = None
   # Drafts found in a source, and those of them that were accepted and emitted.
   sourced_B2: Array | None = None
   # Of trees: accepted_BK, by the largest place in its level that a node has on
   # the path to draft k.
   places_BKK: Array | None = None
+
+  @property
+  def of_tokens(self) -> tuple[Any, ...]:
+    """What completion.Reader.piece is told of tokens, rows of L first."""
+    return self.origin_BL, self.logprob_BL, self.top_BLX, self.entropy_BL
 
 
 ORIGINS = ('prompt', 'drafted', 'recovered', 'bonus', 'plain')
@@ -376,8 +386,10 @@ def empty_info(
     origin_BL=jnp.zeros((B, L), jnp.int8),
     window_BL=jnp.full((B, L), -1, jnp.int32),
     broken_B=jnp.zeros((B,), bool),
+    refused_BK=jnp.full((B, K), -1, jnp.int32),
     logprob_BL=jnp.zeros((B, L)) if logprobs else None,
     top_BLX=top if logprobs > 1 else None,
+    entropy_BL=jnp.zeros((B, L)) if logprobs else None,
     sourced_B2=count(B, 2) if sourced else None,
     places_BKK=count(B, K, K) if trees else None,
   )

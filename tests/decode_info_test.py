@@ -192,6 +192,7 @@ def test_counts_survive_two_to_the_24():
     origin_BL=np.ones((4, 3), np.int8),
     window_BL=np.zeros((4, 3), np.int32),
     broken_B=np.zeros(4, bool),
+    refused_BK=np.full((4, 1), -1, np.int32),
     logprob_BL=None,
   )
   got = metrics.summary(info)

@@ -155,11 +155,12 @@ def test_no_step_of_the_loop_speaks_to_the_host(table):
 
 def test_logprobs_are_those_of_a_teacher_forced_pass(table):
   """At temperature 1 and unfiltered, whatever the row's settings; and so are
-  the likeliest in each place, whichever was drawn."""
+  the likeliest in each place, whichever was drawn, and the entropies."""
   programs, weights, request = table
   req = request()
   out = programs.generate(weights, req)
   logprobs, ids, top = map(np.asarray, (out.info.logprob_BL, *out.info.top_BLX))
+  entropies = np.asarray(out.info.entropy_BL)
   for b, text in enumerate(fakes.texts(out)):
     start = req.lengths_B[b]
     for i in range(start, len(text)):
@@ -171,8 +172,12 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(table):
       np.testing.assert_allclose(
         top[b, i], row_V[best] - np.log(np.exp(row_V).sum()), atol=1e-5
       )
+      p_V = np.exp(row_V) / np.exp(row_V).sum()
+      wanted = -(p_V * np.log(p_V)).sum()
+      assert entropies[b, i] == pytest.approx(wanted, abs=1e-5)
     assert (logprobs[b, :start] == 0).all()
     assert (logprobs[b, len(text) :] == 0).all()
+    assert (entropies[b, len(text) :] == 0).all()
 
 
 @pytest.mark.more

@@ -24,6 +24,7 @@ def trace() -> types.Info:
     origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
     window_BL=np.zeros((1, 8), np.int32),
     broken_B=np.array([False]),
+    refused_BK=np.array([[5, 6]]),
     logprob_BL=None,
   )
 

@@ -91,7 +91,8 @@ def test_a_record_is_drawn_token_for_token(tab, tmp_path):
   tab.locator('.answer').first.focus()
   tab.keyboard.press('ArrowRight')
   tab.keyboard.press('ArrowRight')
-  assert tab.locator('output').inner_text() == 'drafted, id 98, p 0.325, q 0.5'
+  said = tab.locator('output').inner_text()
+  assert said == 'drafted, id 98, p 0.325, q 0.5, entropy 0.25'
   tab.locator('td .refused').first.hover()
   assert tab.locator('output').inner_text() == 'refused, id 120, q 0.5'
 
@@ -107,10 +108,11 @@ def event(**fields):
   return f'data: {json.dumps(fields)}\n\n'
 
 
-def window(*tokens, end=None):
-  """An event of a window of (text, origin) tokens."""
+def window(*tokens, end=None, refused=()):
+  """An event of a window of (text, origin) tokens, and of refused drafts."""
   texts, origins = zip(*tokens, strict=True)
   own = dict(tokens=[*map(len, texts)], origins=origins, texts=texts)
+  own |= dict(entropies=[0.5] * len(texts), refused=refused)
   chances = {'content': [{'logprob': -0.125 - i} for i in range(len(tokens))]}
   choice = dict(finish_reason=end, logprobs=chances, specdec_jax=own)
   return event(choices=[choice])
@@ -148,7 +150,8 @@ def serve(tab, answer):
 def twice(speculation):
   """The same tokens in two windows, or plainly in four."""
   if speculation == 'on':
-    both = window(*TOKENS[:3]), window(TOKENS[3], end='length')
+    first = window(*TOKENS[:3], refused=[(9, EVIL), (8, '')])
+    both = first, window(TOKENS[3], end='length')
     return ''.join(both) + end(50.0, drafted=5)
   return ''.join(window((x, 'plain')) for x, _ in TOKENS) + end(20.0)
 
@@ -177,10 +180,16 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   }
   assert tab.locator(f'{fast} .end').inner_text() == 'Ended by length.'
   assert tab.locator(f'{fast} tr').count() == 2
+  row = tokens_of(tab, f'{fast} tr:nth-child(1)')
+  assert row[2:4] == [('refused', x) for x in shown([EVIL, ''])]
+  assert row[:2] + row[4:] == [*zip(kinds, texts, strict=True)][:3]
   settings = tab.locator('#settings').text_content()
   assert settings == 'id: mchat: truelogprobs: 1'
   tab.locator(f'{fast} .answer .bonus').hover()
-  assert tab.locator('output').inner_text() == 'bonus, id 1, p 0.119'
+  said = tab.locator('output').inner_text()
+  assert said == 'bonus, id 1, p 0.119, entropy 0.5'
+  tab.locator('td .refused').last.hover()
+  assert tab.locator('output').inner_text() == 'refused, id 8'
 
 
 @pytest.mark.parametrize('on, off', [(50.0, None), (None, 20.0), (None, None)])

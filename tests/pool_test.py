@@ -153,8 +153,9 @@ def test_news_are_the_tokens_of_a_row_and_who_made_them(table, batch):
   while left or held.busy:
     refill(held, left)
     ended = held.advance(2)
-    for i, (tokens, origins, *none) in held.news().items():
-      assert none == [None, None]  # no log-probabilities are recorded
+    for i, (tokens, origins, *none, refused) in held.news().items():
+      assert none == [None] * 3  # no log-probabilities are recorded
+      assert len(refused) == 2  # the drafts of a window
       assert len(tokens) == len(origins) > 0
       told.setdefault(i, []).extend(zip(tokens, origins, strict=True))
     assert held.news() == {}

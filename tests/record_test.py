@@ -85,3 +85,26 @@ def test_q_is_what_each_draft_was_drawn_from(ran):
         q_V = tables.probabilities(row_V, t, 0, top_p)
         np.testing.assert_allclose(q, q_V[token], atol=1e-12)
       text += w.tokens
+
+
+@pytest.mark.parametrize('levels', [(), (3, 2)])
+def test_counts_tell_the_refused_drafts_of_the_last_window(ran, levels):
+  """Those behind the accepted ones; of a tree the first that was refused."""
+  engine, request, *_ = ran
+  if levels:
+    drafter = lm_drafter.make(engine.target.own, gamma=K, levels=levels)
+    engine = dataclasses.replace(engine, drafter=drafter)
+  loop = engine.target.model, engine.drafter, engine.rule, engine.options
+  programs, weights = decode.programs(*loop), engine.weights
+  _, rows = record.run(engine, request)
+  state, info = programs.start(weights, request)
+  seen = 0
+  while np.asarray(state.live_B).any():
+    live_B = np.array(state.live_B)
+    state, info = programs.step(weights, request, state, info)
+    for row, found in enumerate(rows):
+      refused = [x for x in np.array(info.refused_BK[row]).tolist() if x >= 0]
+      w = found[int(info.calls_B[row]) - 1]
+      assert refused == w.draft[w.accepted :]
+      seen += live_B[row] * len(refused)
+  assert seen > 4

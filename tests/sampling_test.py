@@ -154,3 +154,9 @@ def test_a_row_does_not_depend_on_the_others():
 def test_invalid_settings_are_refused(bad):
   with pytest.raises(ValueError, match=next(iter(bad))):
     sampling.settings(2, **bad)
+
+
+def test_entropies_leave_padding_out():
+  logits = jnp.log(jnp.array([[[0.5, 0.25, 0.25, 0.0]]]))
+  _, _, entropy_BN = sampling.logprobs(logits, jnp.zeros((1, 1), int), 1)
+  assert float(entropy_BN[0, 0]) == pytest.approx(1.5 * np.log(2), abs=1e-6)

@@ -98,6 +98,7 @@ def answered(prompt, windows, **changes):
     origins=kinds,
     metrics=counts,
     logprobs=[-0.125 - i for i in range(len(tokens))],
+    entropies=[0.25] * len(tokens),
     record=record.Record([*prompt.encode()], found, BYTES, setting),
   )
   return completion.Completion(**fields | changes)

@@ -82,10 +82,9 @@ def windows(model, sizes, most: int):
   """An engine whose windows emit so many of IDS, up to a limit."""
   ids = IDS[:most]
   info = types_lib.SimpleNamespace(
-    origin_BL=np.zeros((1, SLOTS), np.int32),
+    of_tokens=(np.zeros((1, SLOTS), np.int32), None, None, None),
     broken_B=[False],
-    logprob_BL=None,
-    top_BLX=None,
+    refused_BK=np.full((1, 1), -1),
   )
   tokens = np.zeros((1, SLOTS), np.int32)
   tokens[0, : 1 + len(ids)] = [*PROMPT, *ids]

@@ -79,6 +79,17 @@ def tpu(doc: dict[str, Any]) -> str:
   )
 
 
+def pools(doc: dict[str, Any]) -> str:
+  """A pool's speed and its gain over batches, by what decodes."""
+  name = {'autoregressive': 'plain'}
+  return '; '.join(
+    f'{name.get(x["decoding"], x["decoding"])} {x["pool"]:.0f} tok/s, '
+    f'{x["gain"]["value"]:.2f}x (95 %: {x["gain"]["low"]:.2f} to '
+    f'{x["gain"]["high"]:.2f})'
+    for x in doc['cells']
+  )
+
+
 def gpu(doc: dict[str, Any]) -> str:
   parts = {name: part['rows'] for name, part in doc['parts'].items()}
   plain, wide = parts['plain'][0], parts['widths']
@@ -134,6 +145,14 @@ HEADLINES = {
     'Flan-T5-small that writes titles, a draft of one layer',
     'scripts/bench.py --config=configs/t5.py --minutes=4',
     speeds,
+  ),
+  'pools': Headline(
+    'SmolLM2 in float32, 64 answers of 16 to 256 tokens: 8 rows that are '
+    'refilled, over batches of 8',
+    'experiments/serving/pools.py',
+    pools,
+    'bash experiments/serving/run.sh pools',
+    'experiments/serving/results/pools.json',
   ),
   'kernels': Headline(
     "greedy tokens on the CPU kernels that are not plain decoding's",

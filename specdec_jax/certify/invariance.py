@@ -194,8 +194,7 @@ def _same_in_a_pool(
   found = _in_flight(held, items, each, np.random.default_rng(seed))
   got = [found[i].tokens for i in range(amount)]
   tried += base.same_texts(got, alone, 'not as alone')
-  able = not pair.drafter.taps and world.target.encode is None
-  if able and not held.cached_tokens:
+  if world.target.encode is None and not held.cached_tokens:
     raise base.Broken('no prompt went on in a row that had its beginning')
   return tried, held.cached_tokens
 

@@ -15,9 +15,12 @@ that one prefill pass reads.
 """
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
+
+import jax.numpy as jnp
 
 from specdec_jax import fields, sharding, types
 from specdec_jax.drafters import branch
@@ -160,3 +163,38 @@ def load_beside(
     scan_layers=own and own.run.scan_layers,
     kernels=kernels if runs else 'xla',
   )
+
+
+@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
+def keeping_features(drafter: types.Drafter) -> types.Drafter:
+  """The drafter; its state is (its own, features_BLE).
+
+  So a prompt that begins with the tokens of a row can be drafted for without
+  reading them again. features_BLE: of all tokens but the row's last; it holds
+  garbage from there on.
+  """
+
+  def init(weights, context, features_BLE):
+    return drafter.init(weights, context, features_BLE), features_BLE
+
+  def propose(weights, state, context, noise, target_cache):
+    own, features_BLE = state
+    draft, own, cache = drafter.propose(
+      weights, own, context, noise, target_cache
+    )
+    return draft, (own, features_BLE), cache
+
+  def commit(state, context, outcome, features_BNE):
+    own, features_BLE = state
+    own = drafter.commit(own, context, outcome, features_BNE)
+    # The window read the token that was the last before it, and drafts.
+    B, N, _ = features_BNE.shape
+    first_B = context.lengths_B - outcome.emitted_B - 1
+    at_BN = first_B[:, None] + jnp.arange(N)[None]
+    new_BNE = features_BNE.astype(features_BLE.dtype)
+    kept_BLE = features_BLE.at[jnp.arange(B)[:, None], at_BN].set(
+      new_BNE, mode='drop'
+    )
+    return own, kept_BLE
+
+  return drafter._replace(init=init, propose=propose, commit=commit)

@@ -322,7 +322,8 @@ def choice(
     role = {'role': 'assistant'} if first else {}
     name = 'delta' if asked.stream else 'message'
     said = {name: role | {'content': x.text}}
-  made = dict(tokens=x.tokens, origins=x.origins, texts=x.texts)
+  names = 'tokens', 'origins', 'texts', 'entropies', 'refused'
+  made = {name: getattr(x, name) for name in names if hasattr(x, name)}
   end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
   return {'index': index} | said | end
 
@@ -387,9 +388,8 @@ def usage(
   read = sum(
     len(x.source or x.tokens) for x in asked.items[:: asked.settings.n]
   )
-  counts = read, tokens, read + tokens
-  names = 'prompt_tokens', 'completion_tokens', 'total_tokens'
-  found: dict[str, Any] = dict(zip(names, counts, strict=True))
+  found: dict[str, Any] = dict(prompt_tokens=read, completion_tokens=tokens)
+  found['total_tokens'] = read + tokens
   if asked.settings.prediction:
     add = lambda name: sum(x.metrics[name] for x in done)
     drafted, kept = add('sourced_tokens'), add('accepted_sourced_tokens')

@@ -27,6 +27,7 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
   """
   (most_B, reach_B), live_B = levels, state.live_B.astype(jnp.int32)
+  refused_BK = tree.refused(draft, tried.accepted_B, tried.path_BK)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)
   whole_B = live_B * (emitted_B == tried.accepted_B + 1)
   # The draft after the kept ones was tried too, unless the cut came before it.
@@ -60,6 +61,8 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
     window_BL=put(info.window_BL, info.calls_B[:, None]),
     broken_B=info.broken_B | (state.live_B & tried.broken_B),
+    refused_BK=jnp.where(state.live_B[:, None], refused_BK, info.refused_BK),
     logprob_BL=jax.tree.map(put, info.logprob_BL, tried.logprob_BN),
     top_BLX=jax.tree.map(put, info.top_BLX, tried.top_BNX),
+    entropy_BL=jax.tree.map(put, info.entropy_BL, tried.entropy_BN),
   )

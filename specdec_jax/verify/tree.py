@@ -152,6 +152,20 @@ def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
   return most_B, accepted_B + more_B
 
 
+def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
+  """Info.refused_BK: the drafts behind the accepted ones, -1 elsewhere."""
+  tokens_BK, last_B1 = draft.tokens_BK, accepted_B[:, None]
+  index_1K = jnp.arange(tokens_BK.shape[1])[None]
+  refused_BK = (index_1K >= last_B1) & chain.proposed(draft)
+  if is_one(draft):
+    below_BK = draft.parents_BK == last_of(accepted_B, path_BK)[:, None]
+    below_BK &= proposed(draft)
+    first_B1 = jnp.argmax(below_BK, -1)[:, None]
+    tokens_BK = jnp.take_along_axis(tokens_BK, first_B1, 1)
+    refused_BK = (index_1K == last_B1) & jnp.any(below_BK, -1, keepdims=True)
+  return jnp.where(refused_BK, tokens_BK, -1)
+
+
 def places(parents_BK: Array, path_BK: Array) -> Array:
   """The largest place in a level, from 0, along a path: [B, K]."""
   depth_BK, most = shape(parents_BK).depth_BN[:, 1:], path_BK.shape[1] - 1

@@ -72,6 +72,7 @@ def test_a_whole_answer_is_that_of_generate(client):
     made = choice['specdec_jax']
     assert (made['tokens'], made['origins']) == (x.tokens, x.origins)
     assert ''.join(made['texts']) == x.text
+    assert len(made['entropies']) == 12 and 'refused' not in made
     assert len(choice['logprobs']['token_logprobs']) == 12
   assert body['object'] == 'text_completion' and body['model'] == small.NAME
   assert body['usage'] == dict(
@@ -106,6 +107,19 @@ def test_a_stream_is_the_same_answer_in_pieces(client):
   assert last['metrics']['alone'] is True
   assert len({chunk['id'] for chunk in [*chunks, last]}) == 1
   assert chunks[0]['object'] == 'chat.completion.chunk'
+
+
+def test_a_stream_has_the_refused_drafts_of_each_window(client):
+  *pieces, end = stream(client, TEXT | HOW)
+  (x, _) = generated(TEXT['prompt'], record=True)
+  windows = x.record.windows
+  wanted = [w.draft[w.accepted :] for w in windows]
+  made = [piece['choices'][0]['specdec_jax'] for piece in pieces]
+  assert [[i for i, _ in one['refused']] for one in made] == wanted
+  assert any(wanted) and not end['choices'][0]['specdec_jax']['refused']
+  tokenizer = small.engine().target.tokenizer
+  for i, text in (pair for one in made for pair in one['refused']):
+    assert i >= 128 or text == tokenizer.decode([i])
 
 
 @pytest.mark.parametrize(
@@ -516,7 +530,7 @@ def test_no_answer_waits_for_a_program():
   rows, engine = small.rows(prefix_caching=True), small.engine()
   work = worker_lib.Worker(engine, rows, most=small.WAITING)
   work.warm()
-  parts = *engine.programs, rows._put, pool._go_on
+  parts = *engine.programs, rows._put, pool._resumed
   sizes = lambda: [x._cache_size() for x in parts]
   before, item = sizes(), requests.item(engine.target, [1, 2], 0, chat=False)
   for count in (1, 2, small.ROWS, 1):

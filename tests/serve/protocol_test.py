@@ -197,7 +197,10 @@ def test_an_answer_with_log_probabilities():
   tokenizer = small.engine().target.tokenizer
   top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
   done = completion.Completion(
-    'ab', [97, 98], 'stop', [], {}, [-0.5, float('-inf')], top, None, ['a', 'b']
+    *('ab', [97, 98], 'stop', [], {}),
+    logprobs=[-0.5, float('-inf')],
+    top_logprobs=top,
+    texts=['a', 'b'],
   )
   text = read(TEXT | dict(logprobs=1))
   assert protocol.logprobs(text, done, tokenizer) == {

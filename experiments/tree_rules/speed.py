@@ -1,0 +1,159 @@
+r"""EAGLE in chains and in trees, beside plain decoding: tokens and seconds.
+
+bash experiments/tree_rules/run.sh speed --mt_bench=PATH [--dtypes=float32,int8]
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from absl import flags  # noqa: E402
+
+from experiments import page  # noqa: E402
+from experiments.specbench import questions as questions_lib  # noqa: E402
+from specdec_jax import build, machine, metrics, printing, program  # noqa: E402
+from specdec_jax import settings as settings_lib  # noqa: E402
+from specdec_jax.bench import (  # noqa: E402
+  budget,
+  identity,
+  intervals,
+  predict,
+  timing,
+)
+from specdec_jax.bench import plan as plan_lib  # noqa: E402
+from specdec_jax.costs import calibration  # noqa: E402
+from specdec_jax.drafters import branch  # noqa: E402
+from specdec_jax.io import files  # noqa: E402
+
+_CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
+_DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
+_SHAPES = flags.DEFINE_string(
+  'shapes', '2;4;2,2;3,2,1;4,2,2;4,4,2,2', 'one level: a chain'
+)
+_QUESTIONS = flags.DEFINE_string('mt_bench', '', 'its question.jsonl')
+_LIMIT = flags.DEFINE_integer('per_category', 4, 'questions', 1)
+_REPEATS = flags.DEFINE_integer('repeats', 2, 'runs of each question', 1)
+_RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+
+
+def run() -> bool:
+  """True if every text is plain decoding's."""
+  folder = program.open_workdir(_RESULTS.value)
+  config = _CONFIG.value.copy_and_resolve_references()
+  chosen = questions_lib.read(_QUESTIONS.value, _LIMIT.value)
+  doc = {
+    'machine': machine.describe() | page.made_by(),
+    'questions': questions_lib.describe(_QUESTIONS.value, chosen),
+    'rows': [],
+  }
+  for dtype in _DTYPES.value:
+    config.target.dtype = dtype
+    doc['rows'] += _rows(settings_lib.settings(config), chosen)
+    printing.progress_console().print(doc['rows'][-1], soft_wrap=True)
+  text = _markdown(doc)
+  if folder is not None:
+    files.write(folder / 'speed.json', printing.compact(page.plain(doc)))
+    if folder.resolve() == HERE / 'results':
+      page.fill(HERE, text, 'speed')
+  print(text)
+  return not any('BUG' in (row['differing'] or '') for row in doc['rows'])
+
+
+def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
+  """Plain decoding and every shape; chains are caps of the longest."""
+  shapes = _SHAPES.value.split(';')
+  chains = sorted(int(x) for x in shapes if ',' not in x)
+  plain = settings_lib.engine(e, 'lookup', 0)
+  out = [plan_lib.Arm('plain', 'plain', 0, plain)]
+  engine = _eagle(e, '', chains[-1])
+  out += [plan_lib.Arm(f'chain of {x}', 'chain', x, engine) for x in chains]
+  for tree in (x for x in shapes if ',' in x):
+    engine = _eagle(e, tree, sum(branch.levels_of(tree)))
+    out.append(plan_lib.Arm(tree, tree, engine.drafter.gamma, engine))
+  return out
+
+
+def _eagle(e: settings_lib.Setup, tree: str, gamma: int) -> build.Engine:
+  draft = dataclasses.replace(e.settings.drafters['eagle'], tree=tree)
+  engine = build.engine(e.target, draft, gamma=gamma)
+  # Costs are kept by name.
+  drafter = engine.drafter._replace(name=tree or 'chain')
+  return dataclasses.replace(engine, drafter=drafter)
+
+
+def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
+  """What every shape gives on one target."""
+  e = settings_lib.load(s)
+  arms, plan = _arms(e), plan_lib.make(e, chosen)
+  request = plan_lib.middle(arms, plan, budget.WINDOWS).full
+  costs = calibration.calibrate(arms, request, _REPEATS.value + 1)
+  programs = timing.compile_arms(arms, request)
+  outputs = {arm.name: [] for arm in arms}
+  for group in plan_lib.groups(arms, plan, plan.calibration):
+    for name, ran in timing.turn(arms[1:], programs, group).items():
+      outputs[name].append(ran.output)
+  groups = plan_lib.groups(arms, plan, plan.test)
+  told = predict.improvements(arms, costs, outputs, len(groups))
+  blocks = budget.blocks(len(groups), _REPEATS.value, budget.UNLIMITED)
+  runs = timing.measure(arms, groups, programs, blocks)
+  texts = plan_lib.texts(groups, {k: x.outputs for k, x in runs.items()})
+  audits, gains = identity.compare(arms, plan, texts), timing.improvements(runs)
+  # The best by what was known before.
+  chains = [arm.name for arm in arms if arm.drafter == 'chain']
+  chain = max(chains, key=lambda name: told[name].improvement)
+  trees = {arm.name: runs[arm.name] for arm in arms[1 + len(chains) :]}
+  over = timing.improvements({chain: runs[chain]} | trees)
+  rows = [_row(e, 'plain', tok_s=timing.tok_s(runs['plain']))]
+  for arm in arms[1:]:
+    mine, foretold = runs[arm.name], told[arm.name]
+    counts = metrics.summary(metrics.join(mine.outputs))
+    predicted = foretold.improvement, foretold.low, foretold.high
+    row = _row(
+      e,
+      arm.name,
+      tokens=counts.block_efficiency,
+      verify=calibration.interpolated(costs.verify, arm.gamma + 1),
+      drafting=calibration.interpolated(costs.propose[arm.drafter], arm.gamma),
+      predicted=intervals.Interval(*predicted),
+      improvement=gains[arm.name],
+      over_chain=None if arm.name == chain else over.get(arm.name),
+      tok_s=timing.tok_s(mine),
+      differing=page.differing(audits[arm.name]._asdict()),
+    )
+    rows.append(row)
+  return rows
+
+
+def _row(e: settings_lib.Setup, shape: str, **found) -> dict:
+  """A row of the table; None of what was not found."""
+  names = (
+    *('tokens', 'verify', 'drafting', 'predicted', 'improvement'),
+    *('over_chain', 'tok_s', 'differing'),
+  )
+  head = {'target': e.target.label, 'shape': shape}
+  return page.plain(head | dict.fromkeys(names) | found)
+
+
+def _markdown(doc) -> str:
+  q, about = doc['questions'], page.made_on(doc['machine'])
+  said = (
+    f'{about} SmolLM2 with its EAGLE, greedy, {q["questions"]} questions of '
+    f'{q["file"]} (sha256 {q["sha256"][:12]}), of which half predict and half '
+    'are judged. v, drafting: the pass over the window and what drafts it, in '
+    'plain steps. Predicted before, with the 90 % interval; measured, with the '
+    '95 % interval over questions; over the chain that was foretold to be best.'
+  )
+  columns = (
+    'target, shape, tokens a window=tokens:.2f, v=verify:.2f, '
+    'drafting:.2f, predicted:.2fx, improvement:.2fx, '
+    'over a chain=over_chain:.2fx, tok/s=tok_s:.1f, differing'
+  )
+  return '\n'.join(page.lines(page.Part(said, columns, doc['rows']))).strip()
+
+
+if __name__ == '__main__':
+  program.launch(run)
