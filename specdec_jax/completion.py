@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, fields, requests, show, types
+from specdec_jax import build, fields, requests, types
 from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import files
+from specdec_jax.io.tokens import stream as stream_lib
 
 # Settings of other systems that would change p; ignoring one would be silent.
 REFUSED = (
@@ -212,9 +213,9 @@ class Completion:
   logprobs: of each token, with logprobs=True, or record=True.
   top_logprobs: the K likeliest (token id, log-probability) in each token's
     place, the likeliest first, with logprobs=K.
-  entropies: in nats, of the distributions that logprobs are of.
   record: every window, with record=True.
   texts: what each token adds to the text; joined they are `text`.
+  entropies: in nats, of the distributions that logprobs are of.
   """
 
   text: str
@@ -224,11 +225,11 @@ class Completion:
   metrics: dict[str, Any]
   logprobs: list[float] | None = None
   top_logprobs: list[list[tuple[int, float]]] | None = None
-  entropies: list[float] | None = None
   record: record_lib.Record | None = dataclasses.field(
     default=None, compare=False
   )
   texts: list[str] = dataclasses.field(default_factory=list)
+  entropies: list[float] | None = None
 
   def __repr__(self) -> str:
     return f'Completion({_said(self)}, {self.finish_reason!r})'
@@ -241,7 +242,7 @@ class Piece:
   texts: what each token adds to the text; joined they are `text`.
   logprobs, top_logprobs, entropies: of each token, as in Completion.
   refused: (token id, text) of the window's drafts that were refused or came
-    after one that was; of a tree the first alone.
+    after one that was, where it was not cut; of a tree the first alone.
   """
 
   text: str
@@ -266,7 +267,7 @@ class Reader:
   def __init__(self, tokenizer: Any, stop: Sequence[str]):
     """tokenizer: an io.tokenizer.Tokenizer. stop: as in Settings."""
     self.stopped = False
-    self._tokenizer, self._tokens = tokenizer, []
+    self._tokenizer, self._before = tokenizer, []
     self._stream = tokenizer.stream(stop)
 
   def piece(
@@ -305,6 +306,7 @@ class Reader:
       pairs = zip(*map(listed, top_TX), strict=True)
       top = [list(zip(*x, strict=True)) for x in pairs]
     tokens, origins = listed(tokens_T), listed(origin_T)
+    cut = n < len(tokens_T)
     return Piece(
       text=''.join(texts) or rest,
       tokens=tokens,
@@ -313,15 +315,17 @@ class Reader:
       logprobs=None if logprob_T is None else listed(logprob_T),
       top_logprobs=top,
       entropies=None if entropy_T is None else listed(entropy_T),
-      refused=self._refused(tokens, origins.count(types.DRAFTED), refused_K),
+      refused=self._refused(tokens, origins, () if cut else refused_K),
     )
 
-  def _refused(self, tokens: list[int], accepted: int, refused_K):
-    """Piece.refused, behind the first `accepted` of a piece's tokens."""
-    before = [*self._tokens, *tokens[:accepted]]
-    self._tokens += tokens
+  def _refused(
+    self, tokens: list[int], origins: list[int], refused_K: Any
+  ) -> list[tuple[int, str]]:
+    """Piece.refused: behind the accepted ones of a window's tokens."""
+    before = [*self._before, *tokens[: origins.count(types.DRAFTED)]]
+    self._before = [*self._before, *tokens][-64:]  # enough for their text
     ids = [x for x in np.asarray(refused_K).tolist() if x >= 0]
-    texts = show.texts_of(self._tokenizer, before, ids) if ids else []
+    texts = stream_lib.texts_of(self._tokenizer, before, ids) if ids else []
     return list(zip(ids, texts, strict=True))
 
 

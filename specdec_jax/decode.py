@@ -95,7 +95,8 @@ class Options:
   chunk: tokens a prefill pass reads.
   widths: drafts that a window may have room for, beside gamma: the least that
     holds them is run. Each is a body more; worth it where width costs time.
-  logprobs: K: record log-probabilities; and the K likeliest tokens, if K > 1.
+  logprobs: K: record log-probabilities and entropies; and the K likeliest
+    tokens, if K > 1.
   """
 
   chunk: int = 64

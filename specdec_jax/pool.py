@@ -75,9 +75,9 @@ class Pool:
         target without an encoder that is given no predictions.
       stops: stop ids of a row that there is room for.
       prefix_caching: a prompt that begins with what a free row holds goes on
-        there, as a chat does. Where a token's logits depend on how many are
-        read with it, they do on what was asked before. Not on a mesh, nor for
-        a target with an encoder.
+        there, as a chat does; features that a drafter wants are kept for it.
+        Where a token's logits depend on how many are read with it, they do on
+        what was asked before. Not on a mesh, nor with an encoder.
     """
     self._caching = prefix_caching and not (loop.target.encode or layout)
     self._features = self._caching and bool(loop.drafter.taps)
@@ -202,7 +202,8 @@ class Pool:
 
   def _cached(self, tokens: Sequence[int]) -> tuple[int, int]:
     """How many first tokens of a prompt a free row has, and which row."""
-    # The last token of a prompt, as of a text, is not in the cache.
+    # The last token of a prompt, as of a text, is not in the cache. Of lists
+    # commonprefix finds the elements that they share.
     own = [*tokens[:-1]]
     shared = lambda past: len(os.path.commonprefix([past[:-1], own]))
     many = ((shared(past), row) for row, past in self._past.items())

@@ -125,6 +125,7 @@ def logprobs(
   logprob_BN = logit_BN1[..., 0] - total_BN
   log_BNV = logits_BNV - total_BN[..., None]
   p_BNV = jnp.exp(log_BNV)
+  # Padding has the logarithm -inf, and adds nothing.
   entropy_BN = -jnp.sum(p_BNV * jnp.where(p_BNV > 0, log_BNV, 0), -1)
   if count == 1:
     return logprob_BN, None, entropy_BN

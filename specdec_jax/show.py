@@ -147,7 +147,7 @@ def _answer(title: str, x: Any) -> dict[str, Any]:
   emitted = [token for w in x.record.windows for token in w.tokens]
   past = len(emitted) - len(x.tokens)  # a stop string, and what came after it
   tokens = _tokens(
-    texts_of(tokenizer, prompt, emitted),
+    stream.texts_of(tokenizer, prompt, emitted),
     x.origins + ['cut'] * past,
     emitted,
     map(math.exp, x.logprobs or []),
@@ -162,7 +162,7 @@ def _answer(title: str, x: Any) -> dict[str, Any]:
     fate += ['refused'] * (len(w.draft) - w.accepted)
     before = prompt + emitted[: at + taken]
     drafts = own[:taken] + _tokens(
-      texts_of(tokenizer, before, dead), fate, dead
+      stream.texts_of(tokenizer, before, dead), fate, dead
     )
     for token, q in zip(drafts, w.q or [], strict=False):
       token['q'] = q
@@ -184,23 +184,3 @@ def _tokens(*columns: Iterable[Any]) -> list[dict[str, Any]]:
   names = 'text', 'kind', 'id', 'p', 'entropy'
   rows = itertools.zip_longest(*columns)
   return [dict(zip(names, row, strict=False)) for row in rows]
-
-
-def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
-  """The text that each id adds to the text before; '' inside a character.
-
-  Joined they equal the text of all ids, even where a later byte invalidates
-  earlier ones, which a stream cannot take back.
-  """
-  # A few earlier tokens decide on a leading space or half a character, and a
-  # run of bytes is decoded as a whole.
-  begin, in_run = max(0, len(before) - 16), stream.run_bytes(tokenizer)
-  while begin and before[begin] in in_run:
-    begin -= 1
-  before = [*before[begin:]]
-  text = lambda n: tokenizer.decode([*before, *ids[:n]], special=True)
-  end = text(len(ids))
-  shared = lambda n: len(os.path.commonprefix([end, text(n)]))
-  ends = list(itertools.accumulate(map(shared, range(len(ids) + 1)), max))
-  ends[-1] = len(end)
-  return [end[a:b] for a, b in itertools.pairwise(ends)]

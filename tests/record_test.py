@@ -105,6 +105,7 @@ def test_counts_tell_the_refused_drafts_of_the_last_window(ran, levels):
     for row, found in enumerate(rows):
       refused = [x for x in np.array(info.refused_BK[row]).tolist() if x >= 0]
       w = found[int(info.calls_B[row]) - 1]
-      assert refused == w.draft[w.accepted :]
+      cut = len(w.tokens) < w.accepted
+      assert refused == ([] if cut else w.draft[w.accepted :])
       seen += live_B[row] * len(refused)
   assert seen > 4

@@ -12,6 +12,7 @@ import rich.console
 
 from specdec_jax import completion, record, show
 from specdec_jax.io import tokenizer
+from specdec_jax.io.tokens import stream
 from tests.io import stream_test
 
 BYTES = tokenizer.from_bytes(512, 'bytes')
@@ -223,5 +224,5 @@ def test_the_page_is_written_or_refused(tmp_path):
 def test_byte_tokens_are_together_the_text_of_all(ids, expected):
   """256 stands for ' the'; the tokenizer has three ids before the bytes."""
   t, ids = stream_test.fallback(['▁the']), [3 + i for i in ids]
-  assert show.texts_of(t, [259], ids) == expected
+  assert stream.texts_of(t, [259], ids) == expected
   assert 'the' + ''.join(expected) == t.decode([259, *ids])

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Enumerates what rules accept of trees, then measures it on SmolLM2.
 # bash experiments/tree_rules/run.sh --questions=PATH [--minutes=12] [--limit=1]
-# bash experiments/tree_rules/run.sh speed --mt_bench=PATH  # trees and chains
+# bash experiments/tree_rules/run.sh speed --questions=PATH  # trees and chains
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"

@@ -1,6 +1,6 @@
-r"""EAGLE in chains and in trees, beside plain decoding: tokens and seconds.
+"""EAGLE in chains and in trees, beside plain decoding: tokens and seconds.
 
-bash experiments/tree_rules/run.sh speed --mt_bench=PATH [--dtypes=float32,int8]
+bash experiments/tree_rules/run.sh speed --questions=PATH [--dtypes=float32]
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ _DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
 _SHAPES = flags.DEFINE_string(
   'shapes', '2;4;2,2;3,2,1;4,2,2;4,4,2,2', 'one level: a chain'
 )
-_QUESTIONS = flags.DEFINE_string('mt_bench', '', 'its question.jsonl')
-_LIMIT = flags.DEFINE_integer('per_category', 4, 'questions', 1)
+_QUESTIONS = flags.DEFINE_string('questions', '', 'question.jsonl of MT-Bench')
+_LIMIT = flags.DEFINE_integer('limit', 4, 'questions of each category', 1)
 _REPEATS = flags.DEFINE_integer('repeats', 2, 'runs of each question', 1)
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
@@ -45,6 +45,9 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   config = _CONFIG.value.copy_and_resolve_references()
   chosen = questions_lib.read(_QUESTIONS.value, _LIMIT.value)
+  chains, trees = _shapes()
+  longest = max(chains + [sum(branch.levels_of(x)) for x in trees])
+  config.decode.gammas = (longest,)  # that buffers have room for
   doc = {
     'machine': machine.describe() | page.made_by(),
     'questions': questions_lib.describe(_QUESTIONS.value, chosen),
@@ -57,21 +60,29 @@ def run() -> bool:
   text = _markdown(doc)
   if folder is not None:
     files.write(folder / 'speed.json', printing.compact(page.plain(doc)))
-    if folder.resolve() == HERE / 'results':
+    if folder.resolve() == HERE.resolve() / 'results':
       page.fill(HERE, text, 'speed')
   print(text)
   return not any('BUG' in (row['differing'] or '') for row in doc['rows'])
 
 
+def _shapes() -> tuple[list[int], list[str]]:
+  """The gammas of chains, ascending, and the trees."""
+  every = _SHAPES.value.split(';')
+  chains = sorted(int(x) for x in every if x.isdecimal())
+  if not chains:
+    raise ValueError(f'shapes={_SHAPES.value}: name a chain too, such as 4')
+  return chains, [x for x in every if not x.isdecimal()]
+
+
 def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
   """Plain decoding and every shape; chains are caps of the longest."""
-  shapes = _SHAPES.value.split(';')
-  chains = sorted(int(x) for x in shapes if ',' not in x)
+  chains, trees = _shapes()
   plain = settings_lib.engine(e, 'lookup', 0)
   out = [plan_lib.Arm('plain', 'plain', 0, plain)]
   engine = _eagle(e, '', chains[-1])
   out += [plan_lib.Arm(f'chain of {x}', 'chain', x, engine) for x in chains]
-  for tree in (x for x in shapes if ',' in x):
+  for tree in trees:
     engine = _eagle(e, tree, sum(branch.levels_of(tree)))
     out.append(plan_lib.Arm(tree, tree, engine.drafter.gamma, engine))
   return out
@@ -116,7 +127,7 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
       e,
       arm.name,
       tokens=counts.block_efficiency,
-      verify=calibration.interpolated(costs.verify, arm.gamma + 1),
+      verify=float(calibration.at_width(costs.verify, arm.gamma + 1)),
       drafting=calibration.interpolated(costs.propose[arm.drafter], arm.gamma),
       predicted=intervals.Interval(*predicted),
       improvement=gains[arm.name],

@@ -323,7 +323,7 @@ def choice(
     name = 'delta' if asked.stream else 'message'
     said = {name: role | {'content': x.text}}
   names = 'tokens', 'origins', 'texts', 'entropies', 'refused'
-  made = {name: getattr(x, name) for name in names if hasattr(x, name)}
+  made = {k: y for k in names if (y := getattr(x, k, None)) is not None}
   end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
   return {'index': index} | said | end
 

@@ -171,7 +171,8 @@ class Worker:
     follow = any(job.asked.stream or not job.times for job in self.running)
     ended = set(self._pool.advance(1 if follow else _WINDOWS))
     now = time.monotonic()
-    for job, told in self._pool.news().items():
+    for job, (*told, refused_K) in self._pool.news().items():
+      told += [refused_K] * job.asked.stream  # nobody else is told
       reader = self.running[job]
       piece = reader.piece(*told, last=job in ended)
       if reader.stopped:  # the row itself knows no stop strings

@@ -27,7 +27,6 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
   """
   (most_B, reach_B), live_B = levels, state.live_B.astype(jnp.int32)
-  refused_BK = tree.refused(draft, tried.accepted_B, tried.path_BK)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)
   whole_B = live_B * (emitted_B == tried.accepted_B + 1)
   # The draft after the kept ones was tried too, unless the cut came before it.
@@ -51,6 +50,10 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     of_BKK = places_BK[..., None] == index_1N[:, None, :-1]
     of_BKK &= below(kept_B)[..., None]
     info = info._replace(places_BKK=info.places_BKK + of_BKK)
+  # What follows a cut was not tried.
+  cut_B = tried.broken_B | (emitted_B < tried.accepted_B)
+  refused_BK = tree.refused(draft, tried.accepted_B, tried.path_BK)
+  refused_BK = jnp.where(cut_B[:, None], -1, refused_BK)
   return info._replace(
     hist_BN=add(info.hist_BN, one(kept_B)),
     proposed_BK=add(info.proposed_BK, below(most_B)),

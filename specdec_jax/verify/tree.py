@@ -154,16 +154,19 @@ def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
 
 def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
   """Info.refused_BK: the drafts behind the accepted ones, -1 elsewhere."""
-  tokens_BK, last_B1 = draft.tokens_BK, accepted_B[:, None]
+  # By name: a user's ids may be of another type, which no loop would carry.
+  tokens_BK = draft.tokens_BK.astype(jnp.int32)
   index_1K = jnp.arange(tokens_BK.shape[1])[None]
-  refused_BK = (index_1K >= last_B1) & chain.proposed(draft)
-  if is_one(draft):
-    below_BK = draft.parents_BK == last_of(accepted_B, path_BK)[:, None]
-    below_BK &= proposed(draft)
-    first_B1 = jnp.argmax(below_BK, -1)[:, None]
-    tokens_BK = jnp.take_along_axis(tokens_BK, first_B1, 1)
-    refused_BK = (index_1K == last_B1) & jnp.any(below_BK, -1, keepdims=True)
-  return jnp.where(refused_BK, tokens_BK, -1)
+  accepted_B1 = accepted_B[:, None]
+  if not is_one(draft):
+    behind_BK = (index_1K >= accepted_B1) & chain.proposed(draft)
+    return jnp.where(behind_BK, tokens_BK, -1)
+  below_BK = draft.parents_BK == last_of(accepted_B, path_BK)[:, None]
+  below_BK &= proposed(draft)
+  first_B1 = jnp.argmax(below_BK, -1)[:, None]
+  token_B1 = jnp.take_along_axis(tokens_BK, first_B1, 1)
+  some_BK = (index_1K == accepted_B1) & jnp.any(below_BK, -1, keepdims=True)
+  return jnp.where(some_BK, token_B1, -1)
 
 
 def places(parents_BK: Array, path_BK: Array) -> Array:

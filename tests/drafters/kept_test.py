@@ -63,7 +63,7 @@ def test_a_chat_is_drafted_for_as_if_it_was_read(world):
     ((_, found),) = held.answers(collections.deque([(0, item, wanted)]))
     return found
 
-  held = pool.Pool(loop, weights, prefix_caching=True, **sizes)
+  held, sizes_of = pool.Pool(loop, weights, prefix_caching=True, **sizes), []
   for item in items:
     first = ended(held, item)
     chat = item._replace(tokens=(*first.tokens, 2, 4))
@@ -76,3 +76,6 @@ def test_a_chat_is_drafted_for_as_if_it_was_read(world):
     same = jax.tree.map(np.array_equal, found.info, alone.info)
     assert all(jax.tree.leaves(same))
     assert found.info.accepted_BK.sum() > 0
+    sizes_of.append([x._cache_size() for x in held._programs])
+  # The second chat waits for no program.
+  assert sizes_of[0] == sizes_of[1]

@@ -194,3 +194,28 @@ def test_a_tiny_run_goes_on_where_it_was(tmp_path):
   run('--temperatures=1')
   rules = [x for x in build.lossless_rules().values() if x.trees]
   assert len(stored()['measured']['cells']) == 1 + len(rules)
+
+
+@pytest.mark.slow
+def test_trees_are_timed_beside_chains(tmp_path):
+  asked = tmp_path / 'question.jsonl'
+  questions = [
+    dict(question_id=i, category='chat', turns=[f'One two {i}.'])
+    for i in range(4)
+  ]
+  asked.write_text('\n'.join(map(json.dumps, questions)))
+  run = lambda *more: programs.run(
+    'experiments/tree_rules/speed.py',
+    '--config=configs/smollm2.py:tiny',
+    f'--questions={asked}',
+    f'--results={tmp_path}',
+    '--dtypes=float32',
+    '--repeats=1',
+    *more,
+  )
+  run('--shapes=1;2,1').check()
+  rows = json.loads((tmp_path / 'speed.json').read_text())['rows']
+  assert [x['shape'] for x in rows] == ['plain', 'chain of 1', '2,1']
+  assert [x['differing'] for x in rows[1:]] == ['0 of 2'] * 2
+  assert rows[1]['over_chain'] is None and rows[2]['over_chain']['value'] > 0
+  run('--shapes=2,1').check_refused('name a chain too')

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax import show
 from specdec_jax.io import tokenizer
+from specdec_jax.io.tokens import stream
 from tests.io import tiny
 
 HALF = '\ufffd'
@@ -155,4 +155,4 @@ def test_half_a_character_is_no_stop_string():
 def test_pieces_of_a_page_know_the_run_of_bytes_before_them():
   t = fallback()
   run = [3 + b for b in ('你' * 6 + '好').encode()]
-  assert show.texts_of(t, run[:18], run[18:]) == ['', '', '好']
+  assert stream.texts_of(t, run[:18], run[18:]) == ['', '', '好']

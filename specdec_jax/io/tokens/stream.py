@@ -1,5 +1,8 @@
 """Text from ids that come one by one."""
 
+import functools
+import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +73,7 @@ def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
   return min(ends)[1] if ends else None
 
 
+@functools.lru_cache(maxsize=8)  # 512 searches
 def run_bytes(tokenizer: Any) -> set[int]:
   """The ids of bytes that are decoded in runs; none without byte fallback."""
   inner = tokenizer.inner
@@ -86,3 +90,23 @@ def _is_hidden(tokenizer: Any, i: int) -> bool:
     tokenizer.inner.id_to_token(i) is None
     or bool(tokenizer.decode([i], special=True))
   )
+
+
+def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
+  """The text that each id adds to the text before; '' inside a character.
+
+  Joined they equal the text of all ids, even where a later byte invalidates
+  earlier ones, which a stream cannot take back.
+  """
+  # A few earlier tokens decide on a leading space or half a character, and a
+  # run of bytes is decoded as a whole.
+  begin, in_run = max(0, len(before) - 16), run_bytes(tokenizer)
+  while begin and before[begin] in in_run:
+    begin -= 1
+  before = [*before[begin:]]
+  text = lambda n: tokenizer.decode([*before, *ids[:n]], special=True)
+  end = text(len(ids))
+  shared = lambda n: len(os.path.commonprefix([end, text(n)]))
+  ends = list(itertools.accumulate(map(shared, range(len(ids) + 1)), max))
+  ends[-1] = len(end)
+  return [end[a:b] for a, b in itertools.pairwise(ends)]
