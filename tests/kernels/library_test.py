@@ -1,7 +1,10 @@
 """Compiling the CPU kernels: what is cached, and what happens without."""
 
+import importlib.util
+import platform
 import stat
 import subprocess
+import sys
 
 import jax
 import pytest
@@ -110,6 +113,51 @@ def test_where_nothing_can_be_kept_the_kernels_still_load(
   assert path.read_text() == 'made\n' and tmp_path not in path.parents
   (line,) = caplog.messages
   assert str(tmp_path / cache) in line and 'set SPECDEC_JAX_CACHE to' in line
+
+
+# Lanes, flags of a compiler, and an instruction that only this path has, of
+# vectors of this size.
+PATHS = {
+  'AVX-512 VNNI': (16, 'avx512f avx512bw avx512vnni', 'vpdpbusd', 'zmm'),
+  'AVX-512': (16, 'avx512f avx512bw', 'vpmaddubsw', 'zmm'),
+  'AVX-VNNI': (8, 'avx2 fma f16c avxvnni', 'vpdpbusd', 'ymm'),
+  'AVX2': (8, 'avx2 fma f16c', 'vpmaddubsw', 'ymm'),
+  'AVX': (8, 'avx', '', ''),
+  'plain C': (4, '', '', ''),
+  'ARM': (4, '', '', ''),
+}
+
+
+@pytest.mark.parametrize(
+  'kind', ['Q4_1', pytest.param('Q6_K', marks=pytest.mark.more)]
+)
+@pytest.mark.parametrize('path', PATHS)
+def test_every_path_compiles_whatever_this_cpu_has(tmp_path, path, kind):
+  """Only compiled: tests of products run those that this CPU has."""
+  lanes, flags, instruction, vector = PATHS[path]
+  command = library._compiler()
+  if path == 'ARM':
+    if not importlib.util.find_spec('ziglang'):
+      pytest.skip('needs ziglang, which compiles for other CPUs')
+    command = [sys.executable, '-m', 'ziglang', 'cc']
+    command += ['-target', 'aarch64-linux-gnu']
+  elif not command or platform.machine() != 'x86_64':
+    pytest.skip('needs a compiler on x86')
+  command += ['-O1', '-S', '-I', jax.ffi.include_dir()]
+  command += [f'-m{x}' for x in flags.split()]
+  rows = f'-DWIDE={32 if lanes == 16 else 16}', f'-DLANES={lanes}'
+  made = tmp_path / 'made.s'
+  for one in (
+    library.ROWS._replace(flags=rows),
+    library.quantised(kind, lanes),
+  ):
+    source = str(library._HERE / one.source)
+    subprocess.run([*command, *one.flags, source, '-o', made], check=True)
+  text = made.read_text()
+  for name in ('vpdpbusd', 'pmaddubsw'):
+    lines = [line for line in text.splitlines() if name in line]
+    assert bool(lines) == (name in instruction)
+    assert all(vector in line for line in lines)
 
 
 def test_kernels_can_be_turned_off():
