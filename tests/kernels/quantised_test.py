@@ -98,6 +98,27 @@ def test_values_are_those_of_the_gguf_package_to_the_bit(stored):
   assert not np.any(wide[:, 300:])
 
 
+@pytest.mark.parity
+@pytest.mark.parametrize('stored', gguf_blocks.GGUF)
+def test_what_libgguf_encodes_is_read_to_the_bit(stored):
+  """Columns of all sizes: scales are subnormal, or zero."""
+  other = pytest.importorskip('libgguf', reason='needs libgguf (extra parity)')
+  K, N = 512, 70
+  x = np.random.default_rng(0).normal(size=(N, K)).astype(np.float32)
+  x *= np.logspace(-6, 3, N, dtype=np.float32)[:, None]
+  x[7], x[8, 1:] = 0, 0
+  kind = other.GGMLQuantizationType[stored]
+  raw = other.quantize_rows(x, kind)
+  wanted = other.dequantize_rows(raw, kind, n_per_row=K)
+  np.testing.assert_array_equal(values(raw, stored).T, wanted)
+  depth, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[stored]]
+  packed = gguf_blocks.pack(raw.reshape(N, K // depth, size), stored)
+  found = quantised.unpack(packed, gguf_blocks.KEPT[stored].kind, N).T
+  np.testing.assert_array_equal(found, wanted)
+  size = lambda x: np.linalg.norm(x[20:], axis=-1)
+  assert np.all(size(wanted - x) < 0.5 * size(x))
+
+
 def load(kind: str, lanes: int = 0, vnni: bool = True) -> str:
   """The kind's name in `shared`."""
   one = library.quantised(kind, lanes)
