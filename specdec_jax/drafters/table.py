@@ -6,6 +6,7 @@ user's own needs no row: see DRAFTS.
 
 import dataclasses
 import functools
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from specdec_jax.drafters import (
   adaptive,
   branch,
   dflash,
+  draft_file,
   eagle,
   early_exit,
   hybrid,
@@ -25,7 +27,9 @@ from specdec_jax.drafters import (
   method,
   ngram,
 )
-from specdec_jax.io import load, own, sources
+from specdec_jax.io import download, load, own, sources
+from specdec_jax.io.arrays import stored
+from specdec_jax.io.published import eagle_folder, medusa_heads
 
 DRAFTERS: dict[str, Any] = {
   'lm': lm,
@@ -45,6 +49,10 @@ DRAFTS = (
   "gamma, chunk) of one of these two, the path of any, as 'file.py:make', or "
   'None'
 )
+# Those whose drafts may be files from here; others publish theirs in folders.
+_OWN = {
+  x.name: x for x in (draft_file.LAYERS, draft_file.EAGLE, draft_file.NGRAM)
+}
 # The path of something of the user's, and what follows a further colon.
 PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
 
@@ -110,6 +118,28 @@ def gamma_of(draft: Any, gamma: int) -> int:
   """The drafts of a window: the nodes of a draft's tree, else gamma."""
   tree = getattr(innermost(draft), 'tree', '')
   return sum(branch.levels_of(tree) if isinstance(tree, str) else ()) or gamma
+
+
+def numbers(draft: Any) -> int:
+  """How many numbers the file or folder of a draft has; 0 of any other draft.
+
+  Raises:
+    ValueError: a file that is not there, of another draft, or damaged.
+  """
+  name, source = name_of(draft), str(getattr(draft, 'source', ''))
+  whole = name == 'lm' and lm.is_model(source)
+  if whole or not source or source.startswith('random:'):
+    return 0
+  where, arrays = download.local(source), {}
+  if name in _OWN and not where.is_dir():
+    arrays, _ = draft_file.read(_OWN[name], source)
+  elif where.exists():
+    for path in medusa_heads.find(where):
+      arrays |= stored.open_file(path)
+  # Of a draft inside of a model the model is not counted.
+  inside = eagle_folder.MTP, medusa_heads.INSIDE
+  own = {n: x for n, x in arrays.items() if n.startswith(inside)}
+  return sum(math.prod(x.shape) for x in (own or arrays).values())
 
 
 def section(name: str) -> str:

@@ -79,6 +79,13 @@ class Model(NamedTuple):
     return frozenset(), 'bfloat16' if every else narrow
 
   @property
+  def floats(self) -> str:
+    """The dtype of what is neither integers nor stays as it is stored."""
+    if self.dtype == convert.STORED:
+      return self.as_stored()[1]
+    return 'float32' if self.dtype in weights.INTEGERS else self.dtype
+
+  @property
   def read_as(self) -> str:
     """Its dtype; where no matrix stays as it is stored, that which they get."""
     if self.dtype != convert.STORED:
@@ -96,9 +103,9 @@ class Model(NamedTuple):
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
     integers, out = self.dtype in weights.INTEGERS, {}
-    kept, dtype = frozenset(), 'float32' if integers else self.dtype
-    if dtype == convert.STORED:
-      kept, dtype = self.as_stored()
+    stays = self.dtype == convert.STORED
+    kept = self.as_stored()[0] if stays else frozenset()
+    wide = jnp.dtype(self.floats).itemsize
     for name, x in shapes.items():
       # How the CPU kernels have it; '': as numbers.
       stored, kind, count = self.source.kinds.get(name, ''), '', sizes[name]
@@ -106,7 +113,6 @@ class Model(NamedTuple):
         kind = blocks.KEPT[stored].kind
       elif integers:
         kind = rounded.packed_kind(self.dtype, name, x.shape)
-      wide = jnp.dtype(dtype).itemsize
       held = count * (quantised.KINDS[kind].density if kind else wide)
       out[name] = held, held if stored in kept else 4 * count
     return out
@@ -145,18 +151,29 @@ def _text(path: pathlib.Path) -> str:
   return path.read_text() if path.exists() else ''
 
 
-def check(models: Mapping[str, Model], tokens: int = 0) -> str:
+def check(
+  models: Mapping[str, Model],
+  tokens: int = 0,
+  numbers: Mapping[str, int] | None = None,
+) -> str:
   """'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are free'.
 
   models: by what they are called (_KEYS), in the order in which they are read.
   tokens: for which their caches have room, at least.
+  numbers: of drafts of files by their names, in the dtype of the first model's
+    floats. Not counted are their caches, of few layers, and copied columns of
+    the target's head.
 
   Raises:
     ValueError: more than is free, on CPU; it names a dtype that fits.
   """
   caches = tokens * sum(x.slot() for x in models.values())
-  needs, most = _needs(models.values(), caches)
+  wide = jnp.dtype(next(iter(models.values())).floats).itemsize
+  drafts = {name: wide * count for name, count in (numbers or {}).items()}
+  beside = caches + sum(drafts.values())
+  needs, most = _needs(models.values(), beside)
   each = [f'{k} {_gb(x.bytes())} ({x.read_as})' for k, x in models.items()]
+  each += [f'{name} {_gb(size)}' for name, size in drafts.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
   each += [f'{_gb(most)} while they are read'] if most > 1.05 * needs else []
   have = free() if jax.default_backend() == 'cpu' else math.inf
@@ -172,20 +189,20 @@ def check(models: Mapping[str, Model], tokens: int = 0) -> str:
       if dtype != convert.STORED or x.cached  # else a copy, which is rounded
     }
     less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
-    small = _needs({**models, **less}.values(), caches)[1]
+    small = _needs({**models, **less}.values(), beside)[1]
     if small <= have:
       keys = ' and '.join(f'{_KEYS.get(k, "dtype")}={dtype!r}' for k in less)
       raise ValueError(f'{line}: give {keys}, which takes {_gb(small)}')
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')
 
 
-def _needs(models: Iterable[Model], caches: float) -> tuple[float, float]:
+def _needs(models: Iterable[Model], beside: float) -> tuple[float, float]:
   """Bytes of all, (when they are read, at the most)."""
   held = most = 0.0
   for x in models:
     most = max(most, held + x.most())
     held += x.bytes()
-  return held + caches, max(most, held + caches)
+  return held + beside, max(most, held + beside)
 
 
 def _gb(size: float) -> str:

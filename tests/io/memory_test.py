@@ -9,7 +9,8 @@ from specdec_jax.drafters import lm
 from specdec_jax.io import load, memory, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import work
-from tests.io import tiny
+from tests.drafters import dflash_test, draft_file_test, medusa_test
+from tests.io import published_test, tiny
 
 Q4_1 = gguf.GGMLQuantizationType.Q4_1
 SIZES = dict(width=64, head_dim=16, mlp=96, vocab=640)
@@ -50,7 +51,7 @@ def test_other_groups_are_counted_without_the_kernels(
 ):
   """By what loads all of a benchmark, then by what loads a model."""
   c, checked = config(tmp_path, dtype), []
-  check = lambda models, tokens=0: checked.extend(models.values()) or ''
+  check = lambda models, *_: checked.extend(models.values()) or ''
   monkeypatch.setattr(memory, 'check', check)
   c.target.kernels, c.decode.methods = 'xla', ('lookup',)
   params = settings.load(settings.settings(c)).target.params
@@ -146,6 +147,54 @@ def test_a_draft_in_the_targets_cache_has_no_other(tmp_path, capsys):
   assert two.startswith('memory: target 0.6 MB (float32), draft 0.1 MB (int4)')
   assert two.endswith(', caches 1.0 MB')
   assert one == two.replace('draft', 'self').replace('1.0 MB', '0.5 MB')
+
+
+def layers(folder):
+  return 'random:tiny', draft_file_test.layers(folder, 'tiny')[0]
+
+
+# Folders of a target and a draft, which may be inside of it.
+DRAFTS = {
+  'draft': ('lm', layers),
+  'medusa': (
+    'medusa',
+    lambda x: medusa_test.save(x, medusa_test.heads(), 'inside'),
+  ),
+  'eagle': ('eagle', lambda x: 2 * (published_test.mimo(x),)),
+  'dflash': ('dflash', dflash_test.save),
+}
+
+
+@pytest.mark.parametrize('name', DRAFTS)
+def test_a_draft_of_a_file_takes_what_was_said(tmp_path, monkeypatch, name):
+  """In the target's float32, whatever the file has.
+
+  Without the kernels, whose panels fill up, and what a draft of fewer ids
+  copies of the target.
+  """
+  (method, save), folder = DRAFTS[name], tmp_path / 'a'
+  folder.mkdir()
+  target, draft = map(str, save(folder))
+  c, said = pair.get_config('tiny'), []
+  check = memory.check
+  monkeypatch.setattr(memory, 'check', lambda *x: said.append(x) or check(*x))
+  c.target.source, c.decode.methods = target, (method,)
+  c.target.kernels, c[name].source = 'xla', draft
+  if name != 'draft':
+    c[name].check = 'off'
+  loaded = settings.load(settings.settings(c))
+  params = settings.engine(loaded, method, 1, measure=False).weights.draft
+  params = params['layers'] if name == 'draft' else params
+  own = work.own_bytes(params, loaded.target.params)
+  models, tokens, numbers = said[0]
+  assert 4 * numbers[name] == pytest.approx(own, rel=0.03)
+  size = memory._gb(4 * numbers[name])
+  assert f', {name} {size}, caches' in check(models, tokens, numbers)
+  have = models['target'].bytes() + own / 2
+  monkeypatch.setattr(memory, 'free', lambda: have)
+  check(models)
+  with pytest.raises(ValueError, match=f', {name} {size}; .* are free: give'):
+    check(models, 0, numbers)
 
 
 def test_each_file_is_opened_once(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ FORM = 'a folder or hf:org/name that has Medusa heads, or a file of them'
 # Where heads are saved by themselves; else they are among a model's weights.
 FILE = 'medusa_lm_head.safetensors'
 _FILES = (FILE, 'medusa_lm_head.pt')
-_INSIDE = 'medusa_head.'
+INSIDE = 'medusa_head.'
 
 
 def fit(
@@ -52,8 +52,8 @@ def _read(
 ) -> dict[str, Any]:
   opened = map(stored.open_file, paths)
   found = stored.once(where, (pair for x in opened for pair in x.items()))
-  inside = {k: x for k, x in found.items() if k.startswith(_INSIDE)}
-  arrays = {k.removeprefix(_INSIDE): x for k, x in (inside or found).items()}
+  inside = {k: x for k, x in found.items() if k.startswith(INSIDE)}
+  arrays = {k.removeprefix(INSIDE): x for k, x in (inside or found).items()}
   arrays = _renamed(where, arrays)
   config, layout, flat = target.config, target.layout, {}
   for name, theirs in _places(where, arrays, target).items():
