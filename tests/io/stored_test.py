@@ -239,6 +239,37 @@ def test_without_kernels_codes_are_numbers_and_said_to_be(
   assert (m.label, m.arithmetic) == (f'a (Q4_0, {again})', dtype)
 
 
+@pytest.mark.more
+@pytest.mark.parametrize('shape', [(1, 2), (2, 4)])
+def test_a_mesh_decodes_what_one_device_does(tmp_path, shape):
+  """From the same blocks, drafted or not; there they are numbers."""
+  sizes = dict(width=128, kv_heads=4, head_dim=32, mlp=256)
+  path = tiny.write_gguf(
+    tmp_path / 'a.gguf',
+    tiny.config('qwen2', **sizes),
+    'qwen2',
+    quantise=blocks_of({'ffn_down': 'Q8_0', '': 'Q4_1'}),
+  )
+
+  def texts(**more):
+    m = load.load(path, **more)
+    answers = specdec_jax.generate(
+      m,
+      ['hello hello hello', 'abc'],
+      draft='lookup',
+      max_new_tokens=20,
+      temperature=0.0,
+    )
+    return m, [x.tokens for x in answers]
+
+  one, wanted = texts()
+  split, found = texts(mesh=sharding.make_mesh(*shape))
+  assert found == wanted and len({*wanted[0], *wanted[1]}) > 3
+  assert one.codes == 'stored' and not split.codes
+  kernel = split.params['layers']['0']['mlp']['down']['kernel']
+  assert kernel.sharding.shard_shape(kernel.shape)[0] * shape[1] == 256
+
+
 WHOLE = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}
 
 
