@@ -7,8 +7,8 @@ which takes one or the other, for as many tokens as pay.
   python scripts/bench.py --config=configs/smollm2.py
   python scripts/bench.py --config=configs/smollm2.py:tiny
 
-2 threads of an AMD EPYC, --minutes=4 (75a0b66): `adaptive` 1.67x plain decoding
-(95 %: 1.40 to 1.93), lookup 1.41x (1.11 to 1.72), EAGLE 1.21x (0.92 to 1.50).
+2 threads of an AMD EPYC, --minutes=4 (a842ff9): `adaptive` 1.50x plain decoding
+(95 %: 1.26 to 1.75), lookup 1.36x (1.11 to 1.60), EAGLE 1.23x (1.03 to 1.44).
 """
 
 from configs import default
