@@ -70,11 +70,13 @@ def run() -> bool:
     )
   doc = {
     'machine': machine.describe() | page.made_by(),
-    'target': e.target.label,
-    'rows': _ROWS.value,
-    'requests': _REQUESTS.value,
-    'repeats': _REPEATS.value,
-    'answers': [_SHORTEST, _LONGEST.value],
+    'setting': {
+      'target': e.target.label,
+      'rows': _ROWS.value,
+      'requests': _REQUESTS.value,
+      'repeats': _REPEATS.value,
+      'answers': [_SHORTEST, _LONGEST.value],
+    },
     'same': same,
     'cells': cells,
   }
@@ -142,11 +144,11 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
 
 def write(folder: pathlib.Path | None, doc) -> None:
   """Prints the table and the document; keeps them if there is a folder."""
-  few, many = doc['answers']
+  few, many = (s := doc['setting'])['answers']
   about = (
-    f'{page.made_on(doc["machine"])} {doc["target"]}: {doc["requests"]} '
-    f'requests with answers of {few} to {many} tokens, by {doc["rows"]} rows; '
-    f'{doc["repeats"]} repeats with other lengths, whose spread makes the 95 % '
+    f'{page.made_on(doc["machine"])} {s["target"]}: {s["requests"]} '
+    f'requests with answers of {few} to {many} tokens, by {s["rows"]} rows; '
+    f'{s["repeats"]} repeats with other lengths, whose spread makes the 95 % '
     f'interval. Tokens a second, prompts read.'
   )
   columns = 'decoding, batches:.1f, pool:.1f, pool over batches=gain:.2fx'

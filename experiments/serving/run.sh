@@ -3,7 +3,7 @@
 # clients wait for it, with speculation and without? What does a pool of rows gain?
 # bash experiments/serving/run.sh [--config=FILE] [--results=DIR] [--rows=8]
 # bash experiments/serving/run.sh load|pools [flags of load.py or pools.py]
-# On 2 cores: 20 minutes and 30; with --config=configs/pair.py:tiny a few.
+# On 2 cores: 10 minutes and 15; with --config=configs/pair.py:tiny a few.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
