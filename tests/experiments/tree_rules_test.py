@@ -216,6 +216,6 @@ def test_trees_are_timed_beside_chains(tmp_path):
   run('--shapes=1;2,1').check()
   rows = json.loads((tmp_path / 'speed.json').read_text())['rows']
   assert [x['shape'] for x in rows] == ['plain', 'chain of 1', '2,1']
-  assert [x['differing'] for x in rows[1:]] == ['0 of 2'] * 2
+  assert all(x['differing'].startswith('0 of ') for x in rows[1:])
   assert rows[1]['over_chain'] is None and rows[2]['over_chain']['value'] > 0
   run('--shapes=2,1').check_refused('name a chain too')
