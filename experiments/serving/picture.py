@@ -24,7 +24,7 @@ _URL = flags.DEFINE_string('url', 'http://127.0.0.1:8000/', 'of the server')
 
 
 def main(_):
-  size = {'width': 900, 'height': 1000}
+  size = {'width': 900, 'height': 1160}
   with sync_api.sync_playwright() as p:
     browser = p.chromium.launch(
       executable_path=shutil.which('chromium'), args=['--no-sandbox']
