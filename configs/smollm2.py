@@ -19,7 +19,7 @@ def get_config(size: str = 'full'):
   c.decode.methods = ('adaptive', 'eagle', 'lookup')
   c.draft.source = ''
   c.target.dtype = c.draft.dtype = 'float32'
-  # The CPU kernels read five rows for little more than one.
+  # The CPU kernels read five rows for little more than three.
   c.eagle.tree = '2,2'
   if size == 'tiny':
     c.eagle.source = 'random:0'

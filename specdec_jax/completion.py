@@ -322,10 +322,11 @@ class Reader:
     self, tokens: list[int], origins: list[int], refused_K: Any
   ) -> list[tuple[int, str]]:
     """Piece.refused: behind the accepted ones of a window's tokens."""
-    before = [*self._before, *tokens[: origins.count(types.DRAFTED)]]
-    self._before = [*self._before, *tokens][-64:]  # enough for their text
-    ids = [x for x in np.asarray(refused_K).tolist() if x >= 0]
-    texts = stream_lib.texts_of(self._tokenizer, before, ids) if ids else []
+    ids, texts = [x for x in np.asarray(refused_K).tolist() if x >= 0], []
+    if ids:
+      before = [*self._before, *tokens[: origins.count(types.DRAFTED)]]
+      texts = stream_lib.texts_of(self._tokenizer, before, ids)
+    self._before += tokens
     return list(zip(ids, texts, strict=True))
 
 

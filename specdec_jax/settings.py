@@ -245,8 +245,10 @@ def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
       models['draft'] = _model(s, opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = _model(s, target, rounded.dtype, cached=False)
-  held = {table.name_of(x): table.numbers(x) for x in inner}
-  held = {table.section(name): x for name, x in held.items() if x}
+  each = {table.name_of(x): x for x in inner}
+  held = {
+    table.section(k): n for k, x in each.items() if (n := table.numbers(x))
+  }
   new = s.decode.max_new_tokens
   slots = new + s.bench.prompt_tokens if new else target.config.context
   tokens = tokens or s.bench.batch_size * slots

@@ -337,7 +337,7 @@ class Info(NamedTuple):
   window_BL: Array  # the row's window that emitted each token, or -1
   broken_B: Array  # the row ended because the target's logits were not finite
   # Drafts of the row's last window that were refused or came after one that
-  # was, each in its place; else -1, and in a window that was cut before them.
+  # was, each in its place; else -1, and in a window that was cut.
   # Of a tree the first that was refused alone.
   refused_BK: Array
   logprob_BL: Array | None  # log-probability at temperature 1, if recorded

@@ -180,6 +180,10 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   }
   assert tab.locator(f'{fast} .end').inner_text() == 'Ended by length.'
   assert tab.locator(f'{fast} tr').count() == 2
+  windows = tab.locator('details:last-child').evaluate_all(
+    'x => x.map(y => y.open)'
+  )
+  assert windows == [True, False]
   row = tokens_of(tab, f'{fast} tr:nth-child(1)')
   assert row[2:4] == [('refused', x) for x in shown([EVIL, ''])]
   assert row[:2] + row[4:] == [*zip(kinds, texts, strict=True)][:3]

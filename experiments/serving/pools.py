@@ -144,7 +144,8 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
 
 def write(folder: pathlib.Path | None, doc) -> None:
   """Prints the table and the document; keeps them if there is a folder."""
-  few, many = (s := doc['setting'])['answers']
+  s = doc['setting']
+  few, many = s['answers']
   about = (
     f'{page.made_on(doc["machine"])} {s["target"]}: {s["requests"]} '
     f'requests with answers of {few} to {many} tokens, by {s["rows"]} rows; '

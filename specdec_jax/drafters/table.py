@@ -124,7 +124,7 @@ def numbers(draft: Any) -> int:
   """How many numbers the file or folder of a draft has; 0 of any other draft.
 
   Raises:
-    ValueError: a file that is not there, of another draft, or damaged.
+    ValueError: a file of ours that is not there, of another draft, or damaged.
   """
   name, source = name_of(draft), str(getattr(draft, 'source', ''))
   whole = name == 'lm' and lm.is_model(source)
@@ -138,8 +138,8 @@ def numbers(draft: Any) -> int:
       arrays |= stored.open_file(path)
   # Of a draft inside of a model the model is not counted.
   inside = eagle_folder.MTP, medusa_heads.INSIDE
-  own = {n: x for n, x in arrays.items() if n.startswith(inside)}
-  return sum(math.prod(x.shape) for x in (own or arrays).values())
+  alone = {n: x for n, x in arrays.items() if n.startswith(inside)}
+  return sum(math.prod(x.shape) for x in (alone or arrays).values())
 
 
 def section(name: str) -> str:

@@ -83,7 +83,9 @@ class Model(NamedTuple):
     """The dtype of what is neither integers nor stays as it is stored."""
     if self.dtype == convert.STORED:
       return self.as_stored()[1]
-    return 'float32' if self.dtype in weights.INTEGERS else self.dtype
+    if self.dtype in weights.INTEGERS:
+      return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+    return self.dtype
 
   @property
   def read_as(self) -> str:
@@ -168,10 +170,8 @@ def check(
     ValueError: more than is free, on CPU; it names a dtype that fits.
   """
   caches = tokens * sum(x.slot() for x in models.values())
-  wide = jnp.dtype(next(iter(models.values())).floats).itemsize
-  drafts = {name: wide * count for name, count in (numbers or {}).items()}
-  beside = caches + sum(drafts.values())
-  needs, most = _needs(models.values(), beside)
+  drafts = _drafts(models, numbers or {})
+  needs, most = _needs(models.values(), caches + sum(drafts.values()))
   each = [f'{k} {_gb(x.bytes())} ({x.read_as})' for k, x in models.items()]
   each += [f'{name} {_gb(size)}' for name, size in drafts.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
@@ -189,11 +189,21 @@ def check(
       if dtype != convert.STORED or x.cached  # else a copy, which is rounded
     }
     less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
-    small = _needs({**models, **less}.values(), beside)[1]
+    every = {**models, **less}
+    beside = caches + sum(_drafts(every, numbers or {}).values())
+    small = _needs(every.values(), beside)[1]
     if small <= have:
       keys = ' and '.join(f'{_KEYS.get(k, "dtype")}={dtype!r}' for k in less)
       raise ValueError(f'{line}: give {keys}, which takes {_gb(small)}')
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')
+
+
+def _drafts(
+  models: Mapping[str, Model], numbers: Mapping[str, int]
+) -> dict[str, int]:
+  """Bytes of drafts of files, beside these models."""
+  wide = jnp.dtype(next(iter(models.values())).floats).itemsize
+  return {name: wide * count for name, count in numbers.items()}
 
 
 def _needs(models: Iterable[Model], beside: float) -> tuple[float, float]:

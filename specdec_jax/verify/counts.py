@@ -50,10 +50,8 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     of_BKK = places_BK[..., None] == index_1N[:, None, :-1]
     of_BKK &= below(kept_B)[..., None]
     info = info._replace(places_BKK=info.places_BKK + of_BKK)
-  # What follows a cut was not tried.
-  cut_B = tried.broken_B | (emitted_B < tried.accepted_B)
   refused_BK = tree.refused(draft, tried.accepted_B, tried.path_BK)
-  refused_BK = jnp.where(cut_B[:, None], -1, refused_BK)
+  refused_BK = jnp.where(whole_B[:, None] > 0, refused_BK, -1)
   return info._replace(
     hist_BN=add(info.hist_BN, one(kept_B)),
     proposed_BK=add(info.proposed_BK, below(most_B)),
