@@ -89,10 +89,8 @@ def tried(draft, outcome, row: int) -> np.ndarray:
   path = np.asarray(outcome.path_BK[row])[:accepted]
   if count == accepted:
     return path
-  last = path[-1] if accepted else -1
-  below = draft.parents_BK[row] == last
-  first = np.argmax(below & np.asarray(tree.proposed(draft)[row]))
-  return np.append(path, first)
+  below_BK = tree.children(draft, outcome.accepted_B, outcome.path_BK)
+  return np.append(path, np.argmax(below_BK[row]))
 
 
 def setting(engine: Any, wanted: Any) -> dict[str, Any]:

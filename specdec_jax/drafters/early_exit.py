@@ -192,7 +192,7 @@ def _rounded(
       f'{given} would draft a token at c={c:.2f} of a plain step, by the bytes '
       f'that they read; at most {MOST} can pay: give a smaller draft'
     )
-  if own.activations != (computed := load.activations()):
+  if own.activations != (computed := memory.activations()):
     raise ValueError(
       f'{given} computes in {computed}, which the cache of a target in '
       f"{own.activations} does not hold; load that with dtype='{computed}'"

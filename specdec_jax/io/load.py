@@ -210,7 +210,8 @@ def _placed(
   folder = files.cache_folder()
   packs = alone and dtype != 'float64' and library.ready(kernels, folder, kinds)
   if kind:
-    put, dtype = functools.partial(rounded.put, kind, layout), activations()
+    put = functools.partial(rounded.put, kind, layout)
+    dtype = memory.activations()
     if packs:
       put = functools.partial(rounded.pack, opened.name, kind)
       codes = ' and '.join(dict.fromkeys(kinds))  # not rounded as elsewhere
@@ -251,11 +252,6 @@ def _check_codes(
       f"{opened.name}: kernels='int8' is for matrices that are codes on one "
       "CPU: dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
     )
-
-
-def activations() -> str:
-  """The dtype of activations beside matrices of integers."""
-  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
 
 
 def read(

@@ -84,7 +84,7 @@ class Model(NamedTuple):
     if self.dtype == convert.STORED:
       return self.as_stored()[1]
     if self.dtype in weights.INTEGERS:
-      return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+      return activations()
     return self.dtype
 
   @property
@@ -118,6 +118,11 @@ class Model(NamedTuple):
       held = count * (quantised.KINDS[kind].density if kind else wide)
       out[name] = held, held if stored in kept else 4 * count
     return out
+
+
+def activations() -> str:
+  """The dtype of activations beside matrices of integers."""
+  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
 
 
 def free(root: pathlib.Path = pathlib.Path('/')) -> float:

@@ -137,6 +137,12 @@ def rows(noise: types.Noise, draft: types.Draft, p_BNV) -> Row:
   )
 
 
+def children(draft: types.Draft, accepted_B, path_BK) -> Array:
+  """Which nodes are proposed below the last of the accepted ones: [B, K]."""
+  last_B1 = last_of(accepted_B, path_BK)[:, None]
+  return (draft.parents_BK == last_B1) & proposed(draft)
+
+
 def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
   """How many drafts are proposed one behind another: at most; on the path.
 
@@ -145,11 +151,9 @@ def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
   if not is_one(draft):
     return draft.count_B, draft.count_B
   depth_BN, _ = shape(draft.parents_BK)
-  own_BK = proposed(draft)
-  most_B = jnp.max(jnp.where(own_BK, depth_BN[:, 1:], 0), -1, initial=0)
-  last_B1 = last_of(accepted_B, path_BK)[:, None]
-  more_B = jnp.any((draft.parents_BK == last_B1) & own_BK, -1)
-  return most_B, accepted_B + more_B
+  depth_BK = jnp.where(proposed(draft), depth_BN[:, 1:], 0)
+  more_B = jnp.any(children(draft, accepted_B, path_BK), -1)
+  return jnp.max(depth_BK, -1, initial=0), accepted_B + more_B
 
 
 def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
@@ -161,8 +165,7 @@ def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
   if not is_one(draft):
     behind_BK = (index_1K >= accepted_B1) & chain.proposed(draft)
     return jnp.where(behind_BK, tokens_BK, -1)
-  below_BK = draft.parents_BK == last_of(accepted_B, path_BK)[:, None]
-  below_BK &= proposed(draft)
+  below_BK = children(draft, accepted_B, path_BK)
   first_B1 = jnp.argmax(below_BK, -1)[:, None]
   token_B1 = jnp.take_along_axis(tokens_BK, first_B1, 1)
   some_BK = (index_1K == accepted_B1) & jnp.any(below_BK, -1, keepdims=True)
