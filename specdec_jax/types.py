@@ -154,6 +154,8 @@ class Draft(NamedTuple):
     depend on all that was drawn before them, never on themselves; and nothing
     that was drawn is left out, but for what is past the count.
   second_B: of a drafter around two, rows that the second one drafted for.
+  worth_BK: of a tree of the likeliest nodes, the draft's probability of each
+    one's path, descending; None of any other.
   """
 
   tokens_BK: Array
@@ -164,6 +166,7 @@ class Draft(NamedTuple):
   parents_BK: Array | None = None
   proposed_BK: Array | None = None
   second_B: Array | None = None
+  worth_BK: Array | None = None
 
 
 class Verdict(NamedTuple):
@@ -302,7 +305,8 @@ class Drafter(NamedTuple):
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
   stops: whether a window may end before gamma where confidence is low.
-  tree: of windows that are trees, the nodes of each level, gamma in all.
+  tree: of windows that are trees, the nodes that are drafted of each level,
+    gamma in all; or more, of which the likeliest are proposed.
   """
 
   name: str

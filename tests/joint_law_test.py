@@ -8,7 +8,7 @@ import pytest
 
 from specdec_jax import decode
 from specdec_jax.certify import base, counted, enumerated, load, table_model
-from specdec_jax.drafters import eagle, medusa
+from specdec_jax.drafters import adaptive, branch, eagle, medusa
 from specdec_jax.verify import coupled, kseq, reject, traversal
 
 MORE = pytest.mark.more
@@ -88,22 +88,30 @@ def test_joint_law_of_generate(rule):
 @pytest.mark.parametrize(
   'name, levels, drafts, rule',
   [
-    pytest.param('eagle', (2, 2), 4, reject.RULE, marks=pytest.mark.slow),
-    pytest.param('eagle', (2, 2), 3, reject.RULE, marks=MORE),
-    pytest.param('eagle', (3, 1, 2), 6, reject.RULE, marks=pytest.mark.slow),
-    pytest.param('medusa', (3, 2), 5, reject.RULE, marks=pytest.mark.slow),
-    pytest.param('medusa', (3, 2), 5, traversal.RULE, marks=pytest.mark.slow),
-    pytest.param('medusa', (3, 2), 5, kseq.RULE, marks=pytest.mark.slow),
+    pytest.param('eagle', '2,2', 4, reject.RULE, marks=pytest.mark.slow),
+    pytest.param('eagle', '2,2', 3, reject.RULE, marks=MORE),
+    pytest.param('eagle', '3,1,2', 6, reject.RULE, marks=pytest.mark.slow),
+    pytest.param('medusa', '3,2', 5, reject.RULE, marks=pytest.mark.slow),
+    pytest.param('medusa', '3,2', 5, traversal.RULE, marks=pytest.mark.slow),
+    pytest.param('medusa', '3,2', 5, kseq.RULE, marks=pytest.mark.slow),
+    pytest.param('eagle', 'best:4', 4, reject.RULE, marks=pytest.mark.slow),
+    pytest.param('eagle', 'best:4', 3, traversal.RULE, marks=pytest.mark.slow),
+    pytest.param('adaptive', 'best:4', 4, reject.RULE, marks=MORE),
   ],
 )
 def test_joint_law_of_a_tree(name, levels, drafts, rule):
   """drafts: nodes of a window at most; the others are cut."""
-  if name == 'eagle':
-    config, params = eagle.random_layer(WORLD)
-    tree = eagle.make(config, WORLD.target, gamma=0, levels=levels)
+  sizes = branch.settings_of(levels)
+  if name == 'medusa':
+    model, params = medusa.random_heads(WORLD, len(sizes['levels']))
+    tree = medusa.make(model, gamma=0, **sizes)
   else:
-    model, params = medusa.random_heads(WORLD, len(levels))
-    tree = medusa.make(model, gamma=0, levels=levels)
+    config, params = eagle.random_layer(WORLD)
+    tree = eagle.make(config, WORLD.target, gamma=0, **sizes)
+  if name == 'adaptive':
+    count = np.arange(tree.gamma + 1.0)
+    costs = adaptive.Costs(1 + 0.15 * count, 0.02 * count)
+    tree, params = adaptive.make(tree), adaptive.Params(params, costs)
   check_joint(rule, tree, params=params, drafts=drafts)
 
 
@@ -131,6 +139,21 @@ def test_a_wrong_rule_of_trees_is_seen_in_a_window(x64):
   pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, 3))
   with pytest.raises(base.Broken, match='after .* instead of'):
     enumerated.long_window_error(WORLD, pair, WARM)
+
+
+@pytest.mark.parametrize(
+  'rule',
+  [
+    reject.RULE,
+    pytest.param(traversal.RULE, marks=MORE),
+  ],
+)
+def test_a_window_of_the_likeliest_nodes_enumerated(rule, x64):
+  config, params = eagle.random_layer(WORLD)
+  sizes = branch.settings_of('best:3')
+  tree = eagle.make(config, WORLD.target, gamma=0, **sizes)
+  pair = base.Pair(rule, tree, params)
+  enumerated.long_window_error(WORLD, pair, WARM)
 
 
 @MORE

@@ -112,8 +112,13 @@ def _reporting(name, target, gamma, change):
 
 def uniform_q(target, *, gamma, chunk):
   """Samples from q and reports a uniform distribution."""
-  flat = lambda q_BKV: jnp.full_like(q_BKV, 1 / q_BKV.shape[-1])
-  change = lambda draft, noise: draft._replace(q_BKV=flat(draft.q_BKV))
+
+  def change(draft, noise):
+    if draft.q_BKV is None:  # all rows are greedy
+      return draft
+    flat_BKV = jnp.full_like(draft.q_BKV, 1 / draft.q_BKV.shape[-1])
+    return draft._replace(q_BKV=flat_BKV)
+
   return _reporting('uniform', target, gamma, change)
 
 

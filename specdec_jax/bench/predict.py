@@ -319,26 +319,32 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
   """The improvement of an arm's tree and of smaller ones, by levels: '4,2'.
 
   The first levels of it, each with no more than some number of nodes: they
-  would have accepted what it did, but for what hangs on other nodes. {} of a
-  chain, and of a drafter around others.
+  would have accepted what it did, but for what hangs on other nodes. Of the
+  likeliest nodes fewer of them. {} of a chain, and of a drafter around others.
 
   value: of the arm's own tree.
   """
   engine, timed = arm.engine, calibration_lib.interpolated
   levels = () if engine.parts else engine.drafter.tree
 
-  def gain(part: tuple[int, ...]) -> float:
-    kept_K = [x[max(part) - 1] for x in counts.accepted_by_width[: len(part)]]
+  def gain(deep: int, wide: int, nodes: int, drafted: int) -> float:
+    kept_K = [x[wide - 1] for x in counts.accepted_by_width[:deep]]
     drafting = calibration.propose[engine.drafter.name]
-    needed = max(float(timed(calibration.verify, sum(part) + 1)), 1)
-    needed += float(timed(drafting, sum(levels[: len(part)])))
+    needed = max(float(timed(calibration.verify, nodes + 1)), 1)
+    needed += float(timed(drafting, drafted))
     return (counts.target_calls + sum(kept_K)) / needed
 
-  cut = lambda deep, wide: tuple(min(x, wide) for x in levels[:deep])
-  sizes = range(1, 1 + len(levels)), range(1, 1 + max(levels, default=0))
-  parts = dict.fromkeys(itertools.starmap(cut, itertools.product(*sizes)))
-  name = lambda part: ','.join(map(str, part))
-  return {name(x): value * gain(x) / gain(levels) for x in parts}
+  most, deepest = engine.drafter.gamma, len(levels)
+  if sum(levels) > most:
+    found = {f'best:{x}': gain(most, x, x, x) for x in range(1, 1 + most)}
+  else:
+    found = {}
+    sizes = range(1, 1 + deepest), range(1, 1 + max(levels, default=0))
+    for deep, wide in itertools.product(*sizes):
+      part = [min(x, wide) for x in levels[:deep]]
+      sized = deep, max(part), sum(part), sum(levels[:deep])
+      found[','.join(map(str, part))] = gain(*sized)
+  return {x: value * y / [*found.values()][-1] for x, y in found.items()}
 
 
 def improvements(

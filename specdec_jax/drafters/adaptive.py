@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -165,12 +164,15 @@ class State(NamedTuple):
   inner: that of the drafter whose windows are sized.
   tried_B, accepted_B: drafts that were tested and accepted, older ones less.
   asked_B: whether the window at hand was the drafter's.
+  hoped_B: what drafts whose worth is known were worth, older ones less; that of
+    the window at hand is included, and accepted_B knows nothing of it yet.
   """
 
   inner: Any
   tried_B: types.Array
   accepted_B: types.Array
   asked_B: types.Array
+  hoped_B: types.Array
 
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
@@ -181,11 +183,13 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   E[tokens] = 1 + a + ... + a^j of Leviathan et al. 2023, equation 1
   (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
   of drafting them. a is the share that the row accepted of its past drafts. Of
-  a tree j counts whole levels.
+  a tree j counts whole levels. Where drafts have a worth (types.Draft), E is 1
+  and their sum, by as much as worth has fallen short in the row so far.
 
   How far a sampled window is drafted depends on what was committed before it,
-  never on its own drafts, so every rule stays exact. Costs are fixed when
-  decoding starts: a row's tokens depend on nothing but its request.
+  never on draws (drafts of known worth are certain), so every rule stays exact.
+  Costs are fixed when decoding starts: a row's tokens depend on nothing but its
+  request.
 
   All rows wait for the longest window. So greedy ones, whose text no draft
   changes, take the j with the largest sum of E over the live rows, and again
@@ -200,25 +204,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
     weights = weights._replace(draft=weights.draft.inner)
     inner = drafter.init(weights, context, features)
     none_B = jnp.zeros(context.lengths_B.shape, jnp.float32)
-    return State(inner, none_B, none_B, none_B > 0)
-
-  def propose(weights, state, context, noise, target_cache):
-    greedy_B = sampling_lib.is_greedy(context.sampling)
-    shared_B = greedy_B | (scope == 'batch')
-    verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
-    best = functools.partial(_best, drafter, state)
-    most_B = best(context, verify_BN + draft_BN, shared_B)
-    asked = context._replace(gamma_B=most_B), noise, target_cache
-    weights = weights._replace(draft=weights.draft.inner)
-    draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
-    count_B = jnp.minimum(draft.count_B, most_B)
-    found = context._replace(gamma_B=count_B)
-    pays_B = best(found, verify_BN, shared_B)
-    count_B = jnp.where(greedy_B, pays_B, count_B)
-    # A lookup that finds nothing learns nothing.
-    asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
-    state = state._replace(inner=inner, asked_B=asked_B)
-    return draft._replace(count_B=count_B), state, target_cache
+    return State(inner, none_B, none_B, none_B > 0, none_B)
 
   def commit(state, context, outcome, features_BNE):
     tested_B = jnp.minimum(outcome.accepted_B + 1, outcome.verified_B)
@@ -228,9 +214,52 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
       kept_B * state.tried_B + tested_B,
       kept_B * state.accepted_B + outcome.accepted_B,
       state.asked_B,
+      state.hoped_B,
     )
 
+  propose = functools.partial(_propose, drafter, scope)
   return drafter._replace(init=init, propose=propose, commit=commit, stops=True)
+
+
+def _propose(drafter, scope, weights, state, context, noise, target_cache):
+  ranked = sum(drafter.tree) > drafter.gamma
+  greedy_B = sampling_lib.is_greedy(context.sampling)
+  shared_B = greedy_B | (scope == 'batch')
+  verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
+  best = functools.partial(_best, drafter, state)
+  if ranked:  # How many are worth it is seen when all are drafted.
+    draft_BN = draft_BN.at[:, 1:].set(draft_BN[:, -1:])
+  most_B = best(context, verify_BN + draft_BN, shared_B)
+  if ranked:
+    most_B = jnp.where(most_B > 0, context.gamma_B, 0)
+  asked = context._replace(gamma_B=most_B), noise, target_cache
+  weights = weights._replace(draft=weights.draft.inner)
+  draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
+  count_B = jnp.minimum(draft.count_B, most_B)
+  found = context._replace(gamma_B=count_B)
+  pays_B = best(found, verify_BN, shared_B, draft.worth_BK)
+  count_B = jnp.where(greedy_B | ranked, pays_B, count_B)
+  # A lookup that finds nothing learns nothing.
+  asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
+  state = state._replace(inner=inner, asked_B=asked_B)
+  if ranked:
+    state = _hoping(state, draft.worth_BK, most_B > 0, count_B)
+  return draft._replace(count_B=count_B), state, target_cache
+
+
+def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
+  """The state after a window of drafts of known worth, of which these count.
+
+  Where none is worth its test, one has failed: the next may not be drafted.
+  """
+  taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
+  worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
+  hoped_B = DECAY * state.hoped_B + worth_B
+  none_B = (drafted_B & (count_B == 0)).astype(jnp.float32)
+  return state._replace(
+    hoped_B=jnp.where(count_B > 0, hoped_B, state.hoped_B),
+    tried_B=state.tried_B + none_B,
+  )
 
 
 def _costs_of_rows(own: Params, greedy_B) -> Costs:
@@ -243,25 +272,33 @@ def _costs_of_rows(own: Params, greedy_B) -> Costs:
   return Costs(*map(pick, few, own.costs))
 
 
-def _best(drafter, state: State, context: types.Context, cost_BN, shared_B):
+def _best(
+  drafter,
+  state: State,
+  context: types.Context,
+  cost_BN,
+  shared_B,
+  worth_BK=None,
+):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
+  worth_BK: of the drafts, where it is known; see types.Draft.
   """
-  alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
-
-  def longer(tokens_B, size):
-    more_B = jnp.where(
-      size <= context.gamma_B, 1 + alpha_B * tokens_B, tokens_B
-    )
-    return more_B, more_B
-
   levels = drafter.tree or (1,) * drafter.gamma
+  if sum(levels) > drafter.gamma:
+    levels = (1,) * drafter.gamma
   sizes_X = jnp.asarray(np.cumsum((0, *levels)), jnp.int32)
+  alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
+  more_BX = jnp.cumprod(jnp.tile(alpha_B[:, None], (1, len(levels))), 1)
+  if worth_BK is not None:
+    fair_B = (state.accepted_B + WEIGHT) / (state.hoped_B + WEIGHT)
+    more_BX = worth_BK * fair_B[:, None]
+  more_BX = jnp.where(sizes_X[None, 1:] <= context.gamma_B[:, None], more_BX, 0)
+  tokens_XB = 1 + jnp.pad(jnp.cumsum(more_BX, 1), ((0, 0), (1, 0))).T
   cost_BX = cost_BN[:, sizes_X]
-  _, tokens_XB = jax.lax.scan(longer, jnp.zeros_like(alpha_B), sizes_X)
   shared_1B, live_1B = shared_B[None], context.live_B[None]
   each_XB = jnp.where(shared_1B, tokens_XB, 1) * live_1B
   tokens_XB = jnp.where(shared_1B, each_XB.sum(1, keepdims=True), tokens_XB)

@@ -13,34 +13,61 @@ import numpy as np
 
 from specdec_jax import forward, types
 from specdec_jax import sampling as sampling_lib
+from specdec_jax.models import eagle
 
 Array = types.Array
 
 
+# The most levels of a tree of the best nodes.
+DEEP = 5
+_BEST = 'best:'
+
+
 def levels_of(tree: str) -> tuple[int, ...]:
-  """'4,4,2' -> (4, 4, 2): how many nodes each level of a tree has; '' -> ().
+  """How many nodes are drafted of each level: '4,4,2' -> (4, 4, 2); '' -> ().
+
+  'best:8' -> (5, 3, 3, 2, 2), of which the best 8 are proposed (best_of).
 
   Raises:
     ValueError: something else, or a level without nodes.
   """
   if not tree:
     return ()
+  best, levels = 0, ()
   try:
-    levels = tuple(int(x) for x in tree.split(','))
+    if best := best_of(tree):
+      levels = tuple(-(-(best + 1) // i) for i in range(2, 2 + min(best, DEEP)))
+    else:
+      levels = tuple(int(x) for x in tree.split(','))
   except ValueError:
-    levels = ()
-  if not levels or min(levels) < 1 or sum(levels) > 64:
+    pass
+  if not levels or min(levels) < 1 or (best or sum(levels)) > 64:
     raise ValueError(
-      f'tree={tree}: must be the nodes of each level, 64 at most in all, as in '
-      "'4,4,2,2'"
+      f"tree={tree}: must be the nodes of each level, as in '4,4,2,2', or how "
+      "many of the likeliest, as in 'best:8'; 64 at most in all"
     )
   return levels
+
+
+def settings_of(tree: str) -> dict[str, Any]:
+  """What a drafter that can draft either is made with."""
+  return dict(levels=levels_of(tree), best=best_of(tree))
+
+
+def best_of(tree: str) -> int:
+  """'best:8' -> 8; 0 of any other tree."""
+  return int(tree.removeprefix(_BEST)) if tree.startswith(_BEST) else 0
+
+
+def size_of(tree: str) -> int:
+  """How many nodes are proposed; 0 of '', a chain."""
+  return best_of(tree) or sum(levels_of(tree))
 
 
 class Level(NamedTuple):
   """The nodes of one level.
 
-  tokens_BX, q_BXV: as in types.Draft.
+  tokens_BX, q_BXV: as in types.Draft; q_BXV None where all rows are greedy.
   parents_BX: nodes of the window.
   of_BX: their parents, counted within the level before.
   ok_BX: which are proposed.
@@ -58,68 +85,73 @@ class Level(NamedTuple):
 def root(rows: int) -> Level:
   """The last committed token, as a level."""
   none_B1, one_B1 = jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows, 1))
-  return Level(none_B1, one_B1, none_B1, none_B1, one_B1 > 0, one_B1)
+  return Level(none_B1, None, none_B1, none_B1, one_B1 > 0, one_B1)
 
 
 def grow(
-  noise: types.Noise,
-  sampling: types.Sampling,
-  above: Level,
-  logits_BMV: Array,
-  *,
-  first: int,
-  depth: int,
-  count: int,
+  noise, sampling, above: Level, logits, *, first, depth, count, certain=False
 ) -> Level:
   """Draws the `count` children of a level.
 
   How many each node gets is decided before one is drawn; see _allotted.
 
   Args:
-    noise, sampling: of the window.
+    noise, sampling: of the window, as in types.Drafter and types.Context.
     above: the level before.
-    logits_BMV: the draft's, after each of its nodes.
-    first: the node that is the first of `above`; -1 is the root.
-    depth: of `above`; 0 is the root's.
+    logits: the draft's after each of its nodes; eagle.Logits, or [B, M, V].
+    first, depth: of `above`: its first node (-1 is the root), its depth (0).
+    certain: take the likeliest, whatever the sampling: q_BXV is None.
   """
-  B, M, V = logits_BMV.shape
-  each = min(count, V)
+  logits = eagle.every(logits)
+  each = min(count, logits.vocab)
+  if logits.some.shape[-1] < each:
+    logits = eagle.every(logits.whole())
+  B, M, _ = logits.some.shape
   greedy_B11 = sampling_lib.is_greedy(sampling)[:, None, None]
-  total_BM1 = jax.nn.logsumexp(logits_BMV, -1, keepdims=True)
+  fixed = certain or sampling.temperature_B is None
+  total_BM1 = jax.nn.logsumexp(logits.some, -1, keepdims=True)
   nodes_BM = jnp.broadcast_to(first + jnp.arange(M)[None], (B, M))
-  top_BMX, best_BMX = sampling_lib.largest(logits_BMV, each)
+  top_BMX, place_BMX = sampling_lib.largest(logits.some, each)
   taken_BX = _allotted(above, jnp.exp(top_BMX - total_BM1), count)
   of_BX, rank_BX = taken_BX // each, taken_BX % each
-  pick = lambda x_BMX: jnp.take_along_axis(
-    x_BMX.reshape(B, M * each), taken_BX, 1
-  )
-  along = lambda x_BM: jnp.take_along_axis(x_BM, of_BX, 1)
-  wide = jnp.promote_types(logits_BMV.dtype, jnp.result_type(float))
-  certain = lambda x_BX: jax.nn.one_hot(x_BX, V, dtype=wide)
+  along = lambda x_BM, at_BX=of_BX: jnp.take_along_axis(x_BM, at_BX, 1)
+  pick = lambda x_BMX: along(x_BMX.reshape(B, M * each), taken_BX)
 
   def likeliest():
-    return best_BMX, top_BMX > -jnp.inf, certain(pick(best_BMX))
+    best_BMX = logits.id_of(place_BMX)
+    q_BXV = None if fixed else _certain(pick(best_BMX), logits)
+    return best_BMX, top_BMX > -jnp.inf, top_BMX, q_BXV
 
   def drawn():
+    logits_BMV = logits.whole()
     q_BMV = sampling_lib.probabilities(logits_BMV, sampling)
     tokens_BMX, some_BMX = noise.children(nodes_BM, depth, q_BMV, each)
-    best = likeliest()
-    tokens_BMX = jnp.where(greedy_B11, best[0], tokens_BMX)
-    some_BMX = jnp.where(greedy_B11, best[1], some_BMX)
-    q_BXV = jnp.take_along_axis(q_BMV, of_BX[..., None], 1)
+    best_BMX, is_BMX, _, one_hot_BXV = likeliest()
+    either = functools.partial(jnp.where, greedy_B11)
+    tokens_BMX = either(best_BMX, tokens_BMX)
+    q_BXV = along(q_BMV, of_BX[..., None])
     if noise.siblings == 'distinct':
-      family_BXX = jnp.take_along_axis(tokens_BMX, of_BX[..., None], 1)
+      family_BXX = along(tokens_BMX, of_BX[..., None])
       q_BXV = _given(q_BXV, family_BXX, rank_BX)
-    return tokens_BMX, some_BMX, jnp.where(greedy_B11, best[2], q_BXV)
+    own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1)
+    chosen = tokens_BMX, either(is_BMX, some_BMX), own_BMX
+    return *chosen, either(jnp.asarray(one_hot_BXV), q_BXV)
 
-  tokens_BMX, some_BMX, q_BXV = sampling_lib.of_greedy(
-    sampling, likeliest, drawn
-  )
-  own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1) - total_BM1
-  joint_BX = along(above.joint_BX) * jnp.exp(pick(own_BMX))
-  ok_BX = pick(some_BMX) & along(above.ok_BX)
-  tokens_BX = pick(tokens_BMX)
-  return Level(tokens_BX, q_BXV, along(nodes_BM), of_BX, ok_BX, joint_BX)
+  of_both = functools.partial(sampling_lib.of_greedy, sampling)
+  found = likeliest() if fixed else of_both(likeliest, drawn)
+  tokens_BMX, some_BMX, own_BMX, q_BXV = found
+  own_BX = jnp.minimum(
+    jnp.exp(pick(own_BMX - total_BM1)), 1
+  )  # but for rounding
+  joint_BX, ok_BX = along(above.joint_BX) * own_BX, along(above.ok_BX)
+  parents = along(nodes_BM), of_BX, ok_BX & pick(some_BMX)
+  return Level(pick(tokens_BMX), q_BXV, *parents, joint_BX)
+
+
+def _certain(tokens_BX: Array, logits: eagle.Logits) -> Array:
+  """q of tokens that are certain: one-hot, [B, X, V]."""
+  wide = jnp.promote_types(logits.some.dtype, jnp.result_type(float))
+  return jax.nn.one_hot(tokens_BX, logits.vocab, dtype=wide)
 
 
 def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
@@ -171,29 +203,42 @@ def sees(parents_BX: Array, above_BMN: Array, begin: int) -> Array:
   return seen_BXN | jnp.eye(X, N, begin, dtype=bool)[None]
 
 
+class Draw(NamedTuple):
+  """How the trees of a drafter are drawn.
+
+  levels: how many nodes each has.
+  read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
+    reads the nodes of a level, after the states of their parents; tree and
+    begin as of forward.read.
+  logits: (hidden_BXD, depth) -> what may follow nodes of this depth, as in
+    grow.
+  best: how many are proposed, the likeliest; 0: all.
+  """
+
+  levels: tuple[int, ...]
+  read: Callable[..., Any]
+  logits: Callable[[Array, int], Any]
+  best: int = 0
+
+
 def draft(
-  levels: tuple[int, ...],
+  draw: Draw,
   context: types.Context,
   noise: types.Noise,
   cache: Any,
   first: Callable[..., Any],
-  read: Callable[..., Any],
-  logits: Callable[[Array, int], Array],
 ) -> tuple[types.Draft, Any]:
   """Grows a tree; (types.Draft, cache). Levels that no row wants cost nothing.
 
   Args:
-    levels: how many nodes each has.
+    draw: of the drafter.
     context, noise: as for types.Drafter.propose.
     cache: the draft's.
     first: cache -> (hidden_BD, cache): the draft's state after the last
       committed token.
-    read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
-      reads the nodes of a level, after the states of their parents; tree and
-      begin as of forward.read.
-    logits: (hidden_BXD, depth) -> what may follow nodes of this depth.
   """
-  B, N = len(context.lengths_B), sum(levels) + 1
+  levels, B = draw.levels, len(context.lengths_B)
+  N = sum(levels) + 1
   depths = np.repeat(np.arange(len(levels) + 1), (1, *levels))
   depth_BN = jnp.broadcast_to(jnp.asarray(depths, jnp.int32)[None], (B, N))
   sees_BXN = jnp.broadcast_to((jnp.arange(N) == 0)[None, None], (B, 1, N))
@@ -206,13 +251,12 @@ def draft(
       hidden_BXD = hidden_BD[:, None]
     else:
       parents_BXD = jnp.take_along_axis(above_BMD, above.of_BX[..., None], 1)
-      tree = depth_BN, sees_BXN
-      hidden_BXD, cache = read(
-        cache, above.tokens_BX, parents_BXD, tree, number
-      )
-    logits_BXV = logits(hidden_BXD, depth)
+      nodes = above.tokens_BX, parents_BXD, (depth_BN, sees_BXN)
+      hidden_BXD, cache = draw.read(cache, *nodes, number)
+    after = draw.logits(hidden_BXD, depth)
     sizes = dict(first=number - 1, depth=depth, count=levels[depth])
-    new = grow(noise, context.sampling, above, logits_BXV, **sizes)
+    on = noise, context.sampling, above, after
+    new = grow(*on, **sizes, certain=draw.best > 0)
     return cache, hidden_BXD, new
 
   for depth, above in enumerate([1, *levels[:-1]]):
@@ -220,14 +264,55 @@ def draft(
       sees_BXN = sees(level.of_BX, sees_BXN, number)
     turn = functools.partial(grown, depth, level, hidden_BXD)
     # The nodes of this level come after those of the levels before.
-    wanted_B = context.live_B & (context.gamma_B > number + above - 1)
+    room_B = context.gamma_B > number + above - 1
+    if draw.best:
+      room_B = _enters(context.gamma_B, level, made)
     empty = forward.blank(turn, (cache,))[1:]
     cache, hidden_BXD, level = forward.once(
-      jnp.any(wanted_B), turn, (cache, *empty)
+      jnp.any(context.live_B & room_B), turn, (cache, *empty)
     )
     made.append(level)
     number += above
   whole = jax.tree.map(lambda *x: jnp.concatenate(x, 1), *made)
-  drafts = whole.tokens_BX, whole.q_BXV, context.gamma_B
   shape = dict(parents_BK=whole.parents_BX, proposed_BK=whole.ok_BX)
+  if draw.best:
+    whole, shape = _best(whole, draw.best)
+  drafts = whole.tokens_BX, whole.q_BXV, context.gamma_B
   return types.Draft(*drafts, **shape), cache
+
+
+def _enters(gamma_B: Array, last: Level, made: list[Level]) -> Array:
+  """Whether a child of the last level may be among the best gamma_B nodes."""
+  if not made:
+    return gamma_B > 0
+  joint_BX = jnp.concatenate([_worth(x) for x in made], 1)
+  sorted_BX = jnp.sort(joint_BX, -1, descending=True)
+  at_B1 = jnp.maximum(gamma_B, 1)[:, None] - 1
+  least_B1 = jnp.take_along_axis(sorted_BX, at_B1, 1, mode='fill', fill_value=0)
+  return (gamma_B > 0) & (jnp.max(_worth(last), -1) > least_B1[:, 0])
+
+
+def _worth(level: Level) -> Array:
+  """The probability of each node's path; 0 if it is not proposed."""
+  joint_BX = level.joint_BX
+  return jnp.where(level.ok_BX & (joint_BX > 0), joint_BX, 0)
+
+
+def _best(whole: Level, count: int) -> tuple[Level, dict[str, Array]]:
+  """(the likeliest nodes, their parents_BK, proposed_BK and worth_BK).
+
+  In descending order, so that fewer are the best of fewer, as EAGLE-2 chooses
+  them (Li et al. 2024, section 3.3, https://arxiv.org/abs/2406.16858). A parent
+  is no less likely than its child, and of equals top_k takes the first.
+  """
+  worth_BK, order_BK = jax.lax.top_k(_worth(whole), count)
+  pick = lambda x_BX: jnp.take_along_axis(x_BX, order_BK, 1)
+  best = Level(*(None if x is None else pick(x) for x in whole))
+  is_BKK = best.parents_BX[..., None] == order_BK[:, None]
+  place_BK = jnp.argmax(is_BKK, -1).astype(jnp.int32)
+  parents_BK = jnp.where(best.parents_BX < 0, -1, place_BK)
+  ok_BK = worth_BK > 0
+  # Those that are not proposed may have no parent here.
+  parents_BK = jnp.where(ok_BK, parents_BK, -1)
+  shape = dict(parents_BK=parents_BK, proposed_BK=ok_BK, worth_BK=worth_BK)
+  return best, shape

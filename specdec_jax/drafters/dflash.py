@@ -239,17 +239,18 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
       keep_BT=context.live_B[:, None],
     )
     drafts_BKH = hidden_BTH[:, blocks.first :][:, :gamma]
-    return cache, eagle.logits(config, target, params, drafts_BKH)
+    return cache, eagle.logits(config, target, params, drafts_BKH).some
 
   going_B = context.live_B & (context.gamma_B > 0)
-  _, blank_BKV = forward.blank(laws, cache)
-  cache, logits_BKV = forward.once(
-    jnp.any(going_B), lambda made: laws(made[0]), (cache, blank_BKV)
+  _, blank_BKR = forward.blank(laws, cache)
+  cache, some_BKR = forward.once(
+    jnp.any(going_B), lambda made: laws(made[0]), (cache, blank_BKR)
   )
+  of = lambda some: eagle.Logits(some, params.get('ids'), target.vocab)
 
   def draw(k, going_B):
-    logits_B1V = logits_BKV[:, k : k + 1]
-    return lm_drafter.draw(noise, context, least, logits_B1V, k, going_B)
+    logits = of(some_BKR[:, k : k + 1])
+    return lm_drafter.draw(noise, context, least, logits, k, going_B)
 
   draft = medusa.each(draw, going_B, context.gamma_B, gamma)
   return draft, state._replace(cache=cache), target_cache
@@ -302,7 +303,7 @@ def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
     return jnp.moveaxis(hidden_TBH, 0, 1), (), (theirs, own)
 
   def head(params, hidden):
-    return eagle.logits(config, target, params, hidden)
+    return eagle.logits(config, target, params, hidden).whole()
 
   return types.Model(apply, head, init_cache, target.vocab, target.context)
 

@@ -22,6 +22,7 @@ import safetensors.numpy
 from specdec_jax import hosts, sharding, types
 from specdec_jax.io import files, load, names
 from specdec_jax.io.published import eagle_folder
+from specdec_jax.io.quantised import rounded
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 
@@ -280,9 +281,11 @@ def fit_eagle(
   if target.config.run.packed:
     run = target.config.run
     config = eagle.settings(target.config, draft.taps, run=run)
-    layer = convert.pack_params(layer)
   made = eagle.weights(layer, ids, target.params)
-  return config, made | {'head': place(made['head'])}
+  own = {'layer': layer, 'head': place(made['head'])}
+  if target.config.run.packed:
+    own = rounded.pack_draft(own)
+  return config, made | own
 
 
 # --- layers on the target's embedding, head and encoder ----------------------

@@ -50,7 +50,7 @@ def for_target(
     min_confidence=settings.min_confidence,
     chunk=chunk,
     constrain=whole and whole.constrain,
-    levels=branch.levels_of(settings.tree),
+    **branch.settings_of(settings.tree),
   )
   return method.Method(drafter, params, view(config, target.model))
 
@@ -58,19 +58,15 @@ def for_target(
 def check(
   target: load.LanguageModel, source: str | os.PathLike, put=None
 ) -> readings.Result | None:
-  """How a published draft agrees with a target; None of a draft from here.
-
-  put: the sharding of the draft's parameters.
-  """
+  """How a published draft, put so, agrees with a target; None of another."""
   folder = eagle_folder.find(source)
   if folder is None:
     return None
   where = f'eagle {source}'
+  fit = functools.partial(eagle_folder.fit, folder, where, target, put)
 
   def drafter(reading: readings.Reading):
-    config, params = eagle_folder.fit(
-      folder, where, target, put, reading=reading
-    )
+    config, params = fit(reading=reading)
     return make(config, target.model, gamma=readings.DRAFTS), params
 
   return readings.find(
@@ -112,6 +108,11 @@ class _Setup(NamedTuple):
   chunk: int
   constrain: Callable[..., Any] | None
   levels: tuple[int, ...]
+  best: int
+
+  def slots(self, context: types.Context) -> int:
+    """Of the draft's cache; nodes that are not proposed need their own."""
+    return context.tokens_BL.shape[1] + max(0, sum(self.levels) - self.gamma)
 
   def reader(self, params, features_BTE) -> types.Model:
     """The draft as a model, for one call with the target's features."""
@@ -132,6 +133,7 @@ def make(
   chunk: int = 64,
   constrain: Callable[..., Any] | None = None,
   levels: tuple[int, ...] = (),
+  best: int = 0,
 ) -> types.Drafter:
   """Drafts a chain or a tree of gamma tokens from the target's features.
 
@@ -147,29 +149,26 @@ def make(
     gamma, min_confidence, chunk: as in drafters.lm.make.
     constrain: as in models.lm.make, for the draft's cache.
     levels: the nodes of each level of a tree, gamma in all; () is a chain.
+    best: propose the likeliest of these nodes alone, so many.
 
   Raises:
-    ValueError: a target whose embedding cannot be read.
+    ValueError: a target without `embed`.
   """
   if target.embed is None or target.encode is not None:
-    raise ValueError(
-      'eagle: a target without embed cannot be drafted for, nor one with an '
-      'encoder'
-    )
-  gamma = sum(levels) or gamma
-  setup = _Setup(
-    config, target, gamma, min_confidence, chunk, constrain, levels
-  )
+    why = 'without embed cannot be drafted for, nor one with an encoder'
+    raise ValueError(f'eagle: a target {why}')
+  gamma = best or sum(levels) or gamma
+  how = gamma, min_confidence, chunk, constrain, levels, best
+  setup = _Setup(config, target, *how)
 
   def commit(state, context, outcome, features_BNE):
-    B, M, _ = state.features_BME.shape
+    old_BME = state.features_BME
+    B, M, _ = old_BME.shape
     # Of what is not emitted the place is free, and will be written again.
     first_B = context.lengths_B - outcome.emitted_B
     at_BN = (first_B[:, None] + jnp.arange(gamma + 1)[None]) % M
-    old_BME = state.features_BME
-    new_BME = old_BME.at[jnp.arange(B)[:, None], at_BN].set(
-      features_BNE.astype(old_BME.dtype)
-    )
+    new_BNE = features_BNE.astype(old_BME.dtype)
+    new_BME = old_BME.at[jnp.arange(B)[:, None], at_BN].set(new_BNE)
     return state._replace(features_BME=new_BME)
 
   return types.Drafter(
@@ -185,20 +184,19 @@ def make(
 
 
 def _init(setup: _Setup, weights, context, features_BLE):
-  config = setup.config
-  B, L = context.tokens_BL.shape
-  before_B = context.lengths_B - 1
+  config, S = setup.config, setup.slots(context)
+  (B, L), before_B = context.tokens_BL.shape, context.lengths_B - 1
   # A prefill returns them in a wider dtype than verification does; that of
   # token t - 1 is read with token t.
   features_BLE = features_BLE.astype(config.block.activations)
   shifted_BLE = jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-  cache = eagle.init_cache(config, B, L, setup.constrain)
+  cache = eagle.init_cache(config, B, S, setup.constrain)
   cache, _ = forward.prefill(
     lambda index_T: setup.reader(
       weights.draft, forward.at(shifted_BLE, index_T)
     ),
     weights.draft,
-    context.tokens_BL,
+    jnp.pad(context.tokens_BL, ((0, 0), (0, S - L))),
     before_B,
     cache,
     chunk=setup.chunk,
@@ -216,9 +214,10 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   state, hidden_BD = _catch_up(setup, weights.draft, state, context)
 
   def drawn(cache, hidden_BD, offset, going_B):
-    logits_B1V = eagle.logits(config, target, weights.draft, hidden_BD[:, None])
+    hidden_B1D = hidden_BD[:, None]
+    logits = eagle.logits(config, target, weights.draft, hidden_B1D)
     return (cache, hidden_BD), *lm_drafter.draw(
-      noise, context, setup.min_confidence, logits_B1V, offset, going_B
+      noise, context, setup.min_confidence, logits, offset, going_B
     )
 
   def extend(memory, tokens_B1, at_B, offset, going_B):
@@ -229,7 +228,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
       tokens_B1,
       at_B,
       cache,
-      slots=context.tokens_BL.shape[1],
+      slots=setup.slots(context),
       keep_BT=context.live_B[:, None],
     )
     return drawn(cache, hidden_B1D[:, 0], offset, going_B)
@@ -256,7 +255,7 @@ def _branch(setup: _Setup, weights, state, context, noise, target_cache):
       tokens_BX,
       context.lengths_B - 1,
       cache,
-      slots=context.tokens_BL.shape[1],
+      slots=setup.slots(context),
       keep_BT=context.live_B[:, None],
       tree=tree,
       begin=begin,
@@ -265,9 +264,8 @@ def _branch(setup: _Setup, weights, state, context, noise, target_cache):
 
   logits = lambda x_BXD, depth: eagle.logits(config, target, params, x_BXD)
   first = lambda cache: (hidden_BD, cache)
-  draft, cache = branch.draft(
-    setup.levels, context, noise, state.cache, first, read, logits
-  )
+  draw = branch.Draw(setup.levels, read, logits, setup.best)
+  draft, cache = branch.draft(draw, context, noise, state.cache, first)
   return draft, state._replace(cache=cache), target_cache
 
 
@@ -277,7 +275,7 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
   Only where a row drafts, or its features have no room for another window.
   """
   lengths_B, live_B = context.lengths_B, context.live_B
-  M, L = state.features_BME.shape[1], context.tokens_BL.shape[1]
+  M = state.features_BME.shape[1]
   start_B = state.start_B
   full_B = lengths_B - start_B + setup.gamma + 1 > M
   reads_B = live_B & (full_B | (context.gamma_B > 0))
@@ -294,7 +292,7 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
       tokens_BT,
       start_B,
       cache,
-      slots=L,
+      slots=setup.slots(context),
       keep_BT=live_B[:, None] & (index_BT < lengths_B[:, None]),
     )
     last_B = lengths_B - 1 - start_B
@@ -364,7 +362,7 @@ def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
     return hidden_BTD, (), Viewed(target_cache, draft_cache, features_BSE)
 
   def head(params, hidden):
-    return eagle.logits(config, target, params, hidden)
+    return eagle.logits(config, target, params, hidden).whole()
 
   return types.Model(apply, head, init_cache, target.vocab, target.context)
 

@@ -13,7 +13,7 @@ from specdec_jax import fields, forward, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import branch, draft_file, method
 from specdec_jax.io import load
-from specdec_jax.models import convert
+from specdec_jax.models import convert, eagle
 
 SECTION = 'draft'
 
@@ -256,8 +256,8 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   )
   if setup.levels:
     logits = lambda x_BXD, depth: model.head(params, x_BXD)
-    grown = setup.levels, context, noise, cache, last, level, logits
-    draft, cache = branch.draft(*grown)
+    how = branch.Draw(setup.levels, level, logits)
+    draft, cache = branch.draft(how, context, noise, cache, last)
   else:
     first = lambda cache, going_B: drawn(*last(cache), 0, going_B)
     cache, draft = chain(first, extend, cache, context, setup.gamma)
@@ -286,22 +286,27 @@ def span(context: types.Context, start_B, size: int):
   return jnp.take_along_axis(context.tokens_BL, at_BT, 1), index_BT
 
 
-def draw(noise, context, min_confidence: float, logits_B1V, offset, going_B):
+def draw(noise, context, min_confidence: float, logits, offset, going_B):
   """Draws one draft token for every row.
 
   Args:
     noise, context: as for types.Drafter.propose.
     min_confidence: see make.
-    logits_B1V: the draft's logits.
+    logits: the draft's, [B, 1, R] or [B, 1, V].
     offset: index of the draft token in its window.
     going_B: false for rows that have stopped.
 
   Returns:
-    (token_B, q_BV, going_B).
+    (token_B, q_BV, going_B); q_BV is None where all rows are greedy.
   """
-  q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
+  logits, sampling = eagle.every(logits), context.sampling
+  best_B11 = jnp.max(logits.some, -1, keepdims=True)
   if min_confidence:
-    going_B &= _confidence(logits_B1V[:, 0]) >= min_confidence
+    going_B &= _confidence(logits.some[:, 0], best_B11[:, 0]) >= min_confidence
+  if sampling.temperature_B is None:
+    first_B11 = sampling_lib.first_of(logits.some, best_B11)
+    return logits.id_of(first_B11[:, 0, 0]), None, going_B
+  q_BV = sampling_lib.probabilities(logits.whole(), sampling, best_B11)[:, 0]
   return noise.draft(offset, q_BV), q_BV, going_B
 
 
@@ -331,7 +336,9 @@ def chain(first, extend, memory, context, gamma: int):
     (memory, *blank, wants(0)),
   )
   tokens_KB = jnp.zeros((gamma, *token_B.shape), token_B.dtype)
-  q_KBV = jnp.zeros((gamma, *q_BV.shape), q_BV.dtype)
+  each = lambda f, *x: jax.tree.map(f, *x)  # None, of certain drafts, stays
+  put = lambda offset, *x: each(lambda all, x: all.at[offset].set(x), *x)
+  q_KBV = each(lambda x: jnp.zeros((gamma, *x.shape), x.dtype), q_BV)
 
   def body(carry):
     offset, memory, tokens_KB, q_KBV, going_B, count_B = carry
@@ -344,7 +351,7 @@ def chain(first, extend, memory, context, gamma: int):
       offset + 1,
       memory,
       tokens_KB.at[offset].set(token_B),
-      q_KBV.at[offset].set(q_BV),
+      put(offset, q_KBV, q_BV),
       going_B,
       count_B + going_B,
     )
@@ -356,15 +363,15 @@ def chain(first, extend, memory, context, gamma: int):
       jnp.int32(1),
       memory,
       tokens_KB.at[0].set(token_B),
-      q_KBV.at[0].set(q_BV),
+      put(0, q_KBV, q_BV),
       going_B,
       going_B.astype(jnp.int32),
     ),
   )
-  return memory, types.Draft(tokens_KB.T, jnp.moveaxis(q_KBV, 0, 1), count_B)
+  q_BKV = each(lambda x: jnp.moveaxis(x, 0, 1), q_KBV)
+  return memory, types.Draft(tokens_KB.T, q_BKV, count_B)
 
 
-def _confidence(logits_BV):
-  """The largest probability at temperature 1: [B]."""
-  best_B1 = jnp.max(logits_BV, -1, keepdims=True)
+def _confidence(logits_BV, best_B1):
+  """The largest probability at temperature 1, of the largest logit: [B]."""
   return 1 / jnp.sum(jnp.exp(logits_BV - best_B1), -1)

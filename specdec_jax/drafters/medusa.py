@@ -49,9 +49,8 @@ def for_target(
       f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
       'or less'
     )
-  drafter = make(
-    model, gamma=gamma, min_confidence=settings.min_confidence, levels=levels
-  )
+  least, tree = settings.min_confidence, branch.settings_of(settings.tree)
+  drafter = make(model, gamma=gamma, min_confidence=least, **tree)
   return method.Method(drafter, params, view(model))
 
 
@@ -138,6 +137,7 @@ def make(
   gamma: int,
   min_confidence: float = 0.0,
   levels: tuple[int, ...] = (),
+  best: int = 0,
 ) -> types.Drafter:
   """Drafts the k-th token of a window with head k.
 
@@ -149,9 +149,9 @@ def make(
   Args:
     model: of the heads, gamma or more.
     gamma, min_confidence: as in drafters.lm.make.
-    levels: as in drafters.eagle.make; one has a head.
+    levels, best: as in drafters.eagle.make; a level has a head.
   """
-  gamma = sum(levels) or gamma
+  gamma = best or sum(levels) or gamma
 
   def init(weights, context, features_BLD):
     at_B11 = jnp.maximum(context.lengths_B - 2, 0)[:, None, None]
@@ -181,7 +181,7 @@ def make(
     'medusa',
     gamma,
     init,
-    functools.partial(_branch, model, levels) if levels else propose,
+    functools.partial(_branch, model, levels, best) if levels else propose,
     commit,
     taps=(model.tap,),
     stops=min_confidence > 0,
@@ -189,7 +189,9 @@ def make(
   )
 
 
-def _branch(model, levels, weights, state_B1D, context, noise, target_cache):
+def _branch(
+  model, levels, best, weights, state_B1D, context, noise, target_cache
+):
   """Drafts a tree, each level of it with a head; see drafters.branch."""
 
   def logits(x_BXD, depth):
@@ -203,7 +205,8 @@ def _branch(model, levels, weights, state_B1D, context, noise, target_cache):
   # Heads read no drafts: all nodes have the state of the root.
   read = lambda cache, tokens_BX, x_BXD, tree, begin: (x_BXD, cache)
   first = lambda cache: (state_B1D[:, 0], cache)
-  draft, _ = branch.draft(levels, context, noise, (), first, read, logits)
+  draw = branch.Draw(levels, read, logits, best)
+  draft, _ = branch.draft(draw, context, noise, (), first)
   return draft, state_B1D, target_cache
 
 
@@ -224,7 +227,8 @@ def each(draw, going_B, gamma_B, gamma: int) -> types.Draft:
     tokens.append(token_B)
     laws.append(q_BV)
     count_B += going_B
-  return types.Draft(jnp.stack(tokens, 1), jnp.stack(laws, 1), count_B)
+  laws_BKV = None if laws[0] is None else jnp.stack(laws, 1)
+  return types.Draft(jnp.stack(tokens, 1), laws_BKV, count_B)
 
 
 @functools.cache

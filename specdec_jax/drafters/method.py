@@ -77,13 +77,20 @@ class Branching(Stopping):
   """Settings of one that may draft a tree."""
 
   tree: str = fields.setting(
-    '', help="nodes of each level, as in '4,4,2,2', gamma in all; '': a chain"
+    '',
+    help="nodes of each level, as in '4,4,2,2', gamma in all, or 'best:8', the "
+    "8 likeliest nodes; '': a chain",
   )
 
   def __post_init__(self):
     super().__post_init__()
     if branch.levels_of(self.tree) and self.min_confidence:
       raise ValueError('tree: takes no min_confidence; leave one of them out')
+    if branch.best_of(self.tree) and not isinstance(self, Published):
+      raise ValueError(
+        f"tree={self.tree}: the likeliest nodes are eagle's and medusa's; give "
+        "the nodes of each level, as in '2,2'"
+      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

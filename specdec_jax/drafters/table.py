@@ -117,7 +117,7 @@ def innermost(draft: Any) -> Any:
 def gamma_of(draft: Any, gamma: int) -> int:
   """The drafts of a window: the nodes of a draft's tree, else gamma."""
   tree = getattr(innermost(draft), 'tree', '')
-  return sum(branch.levels_of(tree) if isinstance(tree, str) else ()) or gamma
+  return (branch.size_of(tree) if isinstance(tree, str) else 0) or gamma
 
 
 def numbers(draft: Any) -> int:

@@ -27,7 +27,7 @@ VECTORS = 'scale', 'bias', 'relative'
 # Fused projection -> the module that it is in, and what it is made of.
 _FUSED = {'qkv': ('attn', ('q', 'k', 'v')), 'gate_up': ('mlp', ('gate', 'up'))}
 # Those whose parts do not share a panel.
-_PARTS = {'gate_up': 2}
+PARTS = {'gate_up': 2}
 
 
 def fuse(config: model_config.LMConfig, params: types.Params):
@@ -47,7 +47,7 @@ def fuse(config: model_config.LMConfig, params: types.Params):
         continue  # an MLP without a gate
       found = [layer[group].pop(part) for part in parts]
       layer[group][whole] = {
-        leaf: weights.join([x[leaf] for x in found], _PARTS.get(whole, 1))
+        leaf: weights.join([x[leaf] for x in found], PARTS.get(whole, 1))
         for leaf in found[0]
       }
     pages.trim()
@@ -76,7 +76,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
 
   name: of the innermost module that they belong to.
   """
-  parts = _PARTS.get(name, 1)
+  parts = PARTS.get(name, 1)
   for key, x in params.items():
     if isinstance(x, dict):
       params[key] = pack_params(x, key)
@@ -97,7 +97,7 @@ def unpack(config: model_config.LMConfig, params: types.Params):
   for name, shape in lm.shapes(config).items():
     x, columns = weights.of(flat[name]).dense(), shape.shape[-1]
     if x.shape != shape.shape:  # a bias
-      parts = _PARTS.get(name.split('/')[-2], 1)
+      parts = PARTS.get(name.split('/')[-2], 1)
       each = jnp.split(x, parts)
       x = jnp.concatenate([part[: columns // parts] for part in each])
     flat[name] = x.astype(shape.dtype)

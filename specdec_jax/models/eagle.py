@@ -323,18 +323,49 @@ def weights(
   return found
 
 
+class Logits(NamedTuple):
+  """The logits of a draft that proposes some ids alone.
+
+  some: [..., R], of these ids; or of all, [..., V].
+  ids_R: None: all.
+  vocab: V.
+  """
+
+  some: Array
+  ids_R: Array | None
+  vocab: int
+
+  def whole(self) -> Array:
+    """Of all ids, [..., V]: -inf of those that it never proposes."""
+    if self.ids_R is None:
+      return self.some
+    shape = *self.some.shape[:-1], self.vocab
+    out = jnp.full(shape, -jnp.inf, self.some.dtype)
+    return out.at[..., self.ids_R].set(self.some, unique_indices=True)
+
+  def id_of(self, place: Array) -> Array:
+    """The ids in these places of the last axis of `some`."""
+    return place if self.ids_R is None else self.ids_R[place]
+
+
+def every(logits: Logits | Array) -> Logits:
+  """Logits as they are; an array [..., V] is of all ids."""
+  if isinstance(logits, Logits):
+    return logits
+  return Logits(logits, None, logits.shape[-1])
+
+
 def logits(
   config: EagleConfig, target: types.Model, params, hidden: Array
-) -> Array:
-  """Logits of all ids, [..., V]; -inf outside the draft's vocabulary."""
-  if 'ids' not in params:
-    if config.last_norm == 'target':
-      return target.head(params['target'], hidden)
-    assert target.project is not None and config.last_norm != 'head'
-    return target.project(params['target'], hidden)
-  few = reduced(config, params, hidden)
-  out = jnp.full((*few.shape[:-1], target.vocab), -jnp.inf, few.dtype)
-  return out.at[..., params['ids']].set(few, unique_indices=True)
+) -> Logits:
+  """The Logits after these states: some [..., R], or [..., V] of all ids."""
+  if 'ids' in params:
+    few = reduced(config, params, hidden)
+    return Logits(few, params['ids'], target.vocab)
+  if config.last_norm == 'target':
+    return every(target.head(params['target'], hidden))
+  assert target.project is not None and config.last_norm != 'head'
+  return every(target.project(params['target'], hidden))
 
 
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:

@@ -46,7 +46,7 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     info = info._replace(sourced_B2=found_B2)
   if info.places_BKK is not None and tree.is_one(draft):
     # Nothing is kept of a row that is not live.
-    places_BK = tree.places(draft.parents_BK, tried.path_BK)
+    places_BK = tree.places(draft, tried.path_BK)
     of_BKK = places_BK[..., None] == index_1N[:, None, :-1]
     of_BKK &= below(kept_B)[..., None]
     info = info._replace(places_BKK=info.places_BKK + of_BKK)

@@ -172,12 +172,18 @@ def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
   return jnp.where(some_BK, token_B1, -1)
 
 
-def places(parents_BK: Array, path_BK: Array) -> Array:
-  """The largest place in a level, from 0, along a path: [B, K]."""
-  depth_BK, most = shape(parents_BK).depth_BN[:, 1:], path_BK.shape[1] - 1
-  level_BKK = depth_BK[:, :, None] == depth_BK[:, None]
-  place_BK = jnp.sum(jnp.tril(level_BKK, -1), -1, dtype=jnp.int32)
-  on_BK = jnp.take_along_axis(place_BK, jnp.minimum(path_BK, most), 1)
+def places(draft: types.Draft, path_BK: Array) -> Array:
+  """The largest place in a level, from 0, along a path: [B, K].
+
+  Of a tree of the likeliest nodes the largest place among these.
+  """
+  K = path_BK.shape[1]
+  place_BK = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), path_BK.shape)
+  if draft.worth_BK is None:
+    depth_BK = shape(draft.parents_BK).depth_BN[:, 1:]
+    level_BKK = depth_BK[:, :, None] == depth_BK[:, None]
+    place_BK = jnp.sum(jnp.tril(level_BKK, -1), -1, dtype=jnp.int32)
+  on_BK = jnp.take_along_axis(place_BK, jnp.minimum(path_BK, K - 1), 1)
   return jax.lax.cummax(on_BK, axis=1)
 
 

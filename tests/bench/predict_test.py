@@ -221,6 +221,21 @@ def test_what_smaller_trees_are_worth(around):
     assert x == pytest.approx(1.9 * own / whole), name
 
 
+def test_what_fewer_of_the_likeliest_nodes_are_worth():
+  drafter = types.Drafter('tree', 2, None, None, None, tree=(2, 1))
+  e = python_types.SimpleNamespace(drafter=drafter, parts='')
+  arm = plan_lib.Arm('tree g=2', 'tree', 2, e)
+  costs = parts()._replace(
+    verify={1: 1.0, 2: 1.25, 3: 1.5}, propose={'tree': {0: 0, 1: 0.25, 2: 0.5}}
+  )
+  counts = metrics.summary(info_of([4, 3, 3], calls=10))
+  counts = counts._replace(accepted_by_width=[[4, 5], [0, 2]])
+  found = predict.by_tree(arm, costs, counts, 1.9)
+  whole = (10 + 5 + 2) / (1.5 + 0.5)
+  wanted = {'best:1': 1.9 * (14 / 1.5) / whole, 'best:2': 1.9}
+  assert found == pytest.approx(wanted) and [*found] == [*wanted]
+
+
 COLUMNS = (
   np.array([[False, False, True, True]]),
   np.array([[True, True, False, True]]),

@@ -35,7 +35,9 @@ def best(alpha: float, most: int) -> int:
 
 def counts(tried, accepted, most, shared=False, live=True, levels=()):
   whole_B = np.zeros(len(tried), bool)
-  state = adaptive.State((), jnp.float32(tried), jnp.float32(accepted), None)
+  state = adaptive.State(
+    (), jnp.float32(tried), jnp.float32(accepted), None, None
+  )
   context = types.Context(*[None] * 5)._replace(
     gamma_B=jnp.array(most | 0 * whole_B), live_B=whole_B | live
   )
@@ -89,7 +91,7 @@ def test_only_greedy_rows_go_by_the_costs_of_few():
     context = decode.context_of(
       drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(2, bool)
     )
-    state = adaptive.State((), none_B, none_B, jnp.ones(2, bool))
+    state = adaptive.State((), none_B, none_B, jnp.ones(2, bool), none_B)
     draft, *_ = drafter.propose(weights, state, context, None, ())
     assert draft.count_B.tolist() == wanted
 
@@ -102,7 +104,7 @@ def test_what_a_window_teaches():
   asked_B = np.array([True, True, True, False])
   verified_B, accepted_B = np.array([4, 4, 0, 0]), np.array([1, 4, 0, 0])
   old = jnp.float32([10, 10, 10, 10])
-  state = adaptive.State((), old, old / 2, asked_B)
+  state = adaptive.State((), old, old / 2, asked_B, old)
   outcome = types.Outcome(*[None] * len(types.Outcome._fields))._replace(
     accepted_B=accepted_B, verified_B=verified_B
   )
@@ -114,6 +116,50 @@ def test_what_a_window_teaches():
   np.testing.assert_allclose(
     new.accepted_B, [5 * d + 1, 5 * d + 4, 5 * d, 5], rtol=1e-6
   )
+
+
+def test_drafts_of_known_worth_are_tested_while_they_pay():
+  """By worth, as far as it held in the row; a window of none has failed."""
+  worth_BK = jnp.tile(jnp.array([0.9, 0.5, 0.2, 0.1]), (3, 1))
+  script = scripted.make(gamma=K)
+  tree = script._replace(
+    tree=(K, 1),
+    propose=lambda *x: (
+      (found := script.propose(*x))[0]._replace(worth_BK=worth_BK),
+      *found[1:],
+    ),
+  )
+  drafter, costs = (
+    adaptive.make(tree),
+    adaptive.Costs(
+      jnp.array([1, 1.2, 1.5, 1.7, 2.0]), jnp.array([0, 0.1, 0.1, 0.1, 0.1])
+    ),
+  )
+  text = np.zeros((3, L), np.int32), np.full((3, L), K)
+  weights = types.Weights((), adaptive.Params(text, costs))
+  shape = dict(vocab=V, length=L, temperature=[0.9] * 3)
+  request = fakes.request([[1, 2]] * 3, 9, **shape)
+  context = decode.context_of(
+    drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(3, bool)
+  )
+  # Worth held; half of it did; a tenth did.
+  hoped_B, accepted_B = jnp.array([9.0, 19, 59]), jnp.array([9.0, 9, 5])
+  state = adaptive.State((), accepted_B + 3, accepted_B, hoped_B > 0, hoped_B)
+  draft, new, _ = drafter.propose(weights, state, context, None, ())
+  rates = [
+    [
+      (1 + fair * float(worth_BK[0, :j].sum())) / costs.verify_N[j]
+      for j in range(K + 1)
+    ]
+    for fair in (1.0, 0.5, 0.1)
+  ]
+  assert draft.count_B.tolist() == [int(np.argmax(x)) for x in rates]
+  assert draft.count_B.tolist() == [2, 1, 0]
+  d = adaptive.DECAY
+  np.testing.assert_allclose(
+    new.hoped_B, [9 * d + 1.4, 19 * d + 0.9, 59], rtol=1e-6
+  )
+  np.testing.assert_allclose(new.tried_B - state.tried_B, [0, 0, 1])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +176,7 @@ def test_which_windows_count(asked, found, counts):
   context = decode.context_of(drafter, request, *given, live_B)
   context = context._replace(gamma_B=jnp.array([asked]))
   full = jnp.float32([20.0])
-  state = adaptive.State((), full, full, live_B)
+  state = adaptive.State((), full, full, live_B, full)
   weights = types.Weights((), own)
   draft, state, _ = drafter.propose(weights, state, context, None, ())
   assert draft.count_B.tolist() == [found]

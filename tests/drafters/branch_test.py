@@ -114,14 +114,14 @@ MORE, SLOW = pytest.mark.more, pytest.mark.slow
 
 def eagle_tree(levels: str, world=WORLD):
   config, params = eagle.random_layer(world)
-  sizes = dict(gamma=3, levels=branch.levels_of(levels))
+  sizes = dict(gamma=3, **branch.settings_of(levels))
   return eagle.make(config, world.target, **sizes), params
 
 
 def medusa_tree(levels: str, world=WORLD):
-  levels = branch.levels_of(levels)
-  model, params = medusa.random_heads(world, len(levels))
-  return medusa.make(model, gamma=3, levels=levels), params
+  sizes = branch.settings_of(levels)
+  model, params = medusa.random_heads(world, len(sizes['levels']))
+  return medusa.make(model, gamma=3, **sizes), params
 
 
 def lm_tree(levels: str, world=WORLD):
@@ -141,14 +141,18 @@ def hybrid_tree(levels: str, world=WORLD):
   return hybrid.make(first, tree), ((), params)
 
 
-def adaptive_tree(levels: str, world=WORLD):
-  tree, params = lm_tree(levels, world)
+def adaptive_tree(levels: str, world=WORLD, make=lm_tree):
+  tree, params = make(levels, world)
   count = np.arange(tree.gamma + 1.0)
   costs = adaptive.Costs(1 + 0.02 * count, 0.02 * count)
   first = lookup.make(gamma=tree.gamma, min_match=1)
   made = hybrid.make(adaptive.make(first), adaptive.make(tree))
   own = adaptive.Params((), costs), adaptive.Params(params, costs)
   return made, own
+
+
+def adaptive_best(levels: str, world=WORLD):
+  return adaptive_tree(levels, world, eagle_tree)
 
 
 def run(drafter, params, rule, world=WORLD, new=30, **settings):
@@ -196,6 +200,10 @@ MIXED = [0.0, 0.7, 1.3, 0.0, 1.0, 1.0]
     pytest.param(ngram_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(hybrid_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
     pytest.param(adaptive_tree, '3,2', coupled.RULE, MIXED, marks=MORE),
+    (eagle_tree, 'best:5', coupled.RULE, MIXED),
+    pytest.param(medusa_tree, 'best:5', coupled.RULE, MIXED, marks=MORE),
+    pytest.param(adaptive_best, 'best:5', coupled.RULE, MIXED, marks=MORE),
+    pytest.param(eagle_tree, 'best:7', traversal.RULE, 0.0, marks=MORE),
     pytest.param(eagle_tree, '4,4,2,2', reject.RULE, 0.0, marks=MORE),
     pytest.param(medusa_tree, '4,4,2', reject.RULE, 0.0, marks=SLOW),
     pytest.param(eagle_tree, '4,4,2,2', coupled.RULE, 1.0, marks=SLOW),
@@ -217,6 +225,9 @@ def test_texts_of_a_tree_are_plain_decodings(
     ('2,0', 'reject', 'tree=2,0: must be the nodes of each level'),
     ('a', 'reject', 'tree=a: must be the nodes of each level'),
     ('40,30', 'reject', '64 at most in all'),
+    ('best:65', 'reject', '64 at most in all'),
+    ('best:0', 'reject', 'tree=best:0: must be the nodes of each level'),
+    ('best:x', 'reject', 'or how many of the likeliest'),
     ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
   ],
 )
@@ -317,6 +328,82 @@ def test_the_worthiest_nodes_of_a_level_come_first(temperature):
     assert worth == sorted(worth, reverse=True)
   if not temperature:
     assert (np.diff(level.joint_BX) <= 0).all()
+
+
+def found_best(count: int, gamma_B, levels=()):
+  """(types.Draft, levels read) of a tree whose draft is a table of bigrams."""
+  rng, read, rows = np.random.default_rng(0), [], len(gamma_B)
+  table_VV = jnp.asarray(3 * rng.normal(size=(7, 7)), jnp.float32)
+  zeros_B = jnp.zeros(rows, jnp.int32)
+  settings = sampling.settings(rows, np.linspace(0, 1, rows))
+  noise = sampling.noise(
+    *[zeros_B.astype(jnp.uint32)] * 2, zeros_B, settings, gamma=9, coupled=False
+  )
+  tokens_B = jnp.arange(rows) % 7
+  text = tokens_B[:, None], zeros_B + 1, zeros_B == 0, settings, gamma_B
+  one_hot = lambda x: jax.nn.one_hot(x, 7)
+
+  def level(cache, tokens_BX, parents_BXD, tree, begin):
+    jax.debug.callback(lambda: read.append(begin))
+    return one_hot(tokens_BX), cache
+
+  draw = branch.Draw(
+    levels or branch.levels_of(f'best:{count}'),
+    level,
+    lambda x_BXD, depth: x_BXD @ table_VV,
+    count,
+  )
+  first = lambda cache: (one_hot(tokens_B), cache)
+  context = types.Context(*text)
+  draft, _ = branch.draft(draw, context, noise, (), first)
+  jax.effects_barrier()
+  return draft, sorted({*read}), np.asarray(jax.nn.softmax(table_VV, -1))
+
+
+def paths(draft, row: int) -> list[tuple[int, ...]]:
+  """The tokens of the path to each proposed node."""
+  out = []
+  parents = draft.parents_BK[row].tolist()
+  for i, parent in enumerate(parents):
+    before = out[parent] if parent >= 0 else ()
+    out.append((*before, int(draft.tokens_BK[row, i])))
+  return [x for x, ok in zip(out, draft.proposed_BK[row], strict=True) if ok]
+
+
+def test_the_likeliest_nodes_are_proposed_whatever_the_temperature():
+  """All paths of three tokens, sorted by the product of the draft's p.
+
+  A level is read only if a node below it may be among them: one of a row that
+  wants one node never is.
+  """
+  full_B = jnp.full(6, 8)
+  draft, read, q_VV = found_best(8, full_B, levels=(7, 49, 343))
+  assert draft.q_BKV is None and read == [1, 8]
+  for row in range(6):
+    worth = {}
+    for depth in (1, 2, 3):
+      for path in itertools.product(range(7), repeat=depth):
+        steps = zip((row, *path), path, strict=False)
+        worth[path] = np.prod([q_VV[a, b] for a, b in steps])
+    wanted = sorted(worth, key=worth.__getitem__, reverse=True)[:8]
+    assert paths(draft, row) == wanted
+    found = [worth[x] for x in wanted]
+    np.testing.assert_allclose(draft.worth_BK[row], found, rtol=1e-5)
+  _, read, _ = found_best(8, jnp.ones(6, jnp.int32), levels=(7, 49, 343))
+  assert read == []
+  # Fewer are the first of more.
+  few, _, _ = found_best(3, jnp.full(6, 3), levels=(7, 49, 343))
+  for row in range(6):
+    assert paths(few, row) == paths(draft, row)[:3]
+
+
+def test_levels_that_the_likeliest_nodes_are_looked_for_in():
+  assert branch.levels_of('best:1') == (1,)
+  assert branch.levels_of('best:4') == (3, 2, 2, 1)
+  assert branch.levels_of('best:11') == (6, 4, 3, 3, 2)
+  assert branch.size_of('best:11') == 11 and branch.size_of('3,2') == 5
+  with pytest.raises(ValueError, match='tree=best:3: the likeliest nodes are'):
+    lm.Settings(source='x', tree='best:3')
 
 
 def independent(rows, settings):

@@ -49,7 +49,7 @@ def after(blocks, model, params, tokens_L, features_LE, n):
     start_B=n_1 - 1,
     cache=cache,
   )
-  return eagle.logits(blocks.config, model, params, hidden_BTH)[0]
+  return eagle.logits(blocks.config, model, params, hidden_BTH).whole()[0]
 
 
 def golden_target(**changes):

@@ -115,7 +115,7 @@ def by_training(world, tokens_XL):
     GAMMA,
   )
   return jax.nn.softmax(
-    eagle.logits(c, target, weights.draft, jnp.stack(hidden))
+    eagle.logits(c, target, weights.draft, jnp.stack(hidden)).whole()
   )
 
 

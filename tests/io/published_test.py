@@ -399,7 +399,7 @@ def test_eagle_1_drafts_as_numpy_reads_it(tmp_path, x64):
   )
   embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
   steps = eagle_loss.steps(config, weights['layer'], embedded, tapped[0], 3)
-  ours = [eagle.logits(config, model, weights, x)[0] for x in steps]
+  ours = [eagle.logits(config, model, weights, x).whole()[0] for x in steps]
   features = np.asarray(model.norm(given.params, hidden)[0])
   for m in range(T - 4):  # a chain after token m + 1
     want = eagle_1(
@@ -427,7 +427,7 @@ def test_an_mtp_module_says_what_speculators_computes(x64):
   embedded = eagle.embed(model, weights, tokens, jnp.zeros_like(tokens))
   states = jnp.asarray(x['states'], float)[None]
   (found,) = eagle_loss.steps(config, weights['layer'], embedded, states, 1)
-  ours = eagle.logits(config, model, weights, found)[0, 1:]
+  ours = eagle.logits(config, model, weights, found).whole()[0, 1:]
   want = x['logits']
   np.testing.assert_allclose(ours[: len(want)], want, rtol=0, atol=2e-5)
 

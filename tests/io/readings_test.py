@@ -152,7 +152,9 @@ def fitted(config, given, flat, rate):
     for hidden in eagle_loss.steps(
       config, layer, embedded_BLD, features_BLE, count
     ):
-      logits_BLV = eagle.logits(config, model, weights, hidden)[..., :IDS]
+      logits_BLV = eagle.logits(config, model, weights, hidden).whole()[
+        ..., :IDS
+      ]
       each_BL = optax.softmax_cross_entropy_with_integer_labels(
         logits_BLV, np.roll(tokens_BL, -1, 1)
       )

@@ -170,3 +170,30 @@ def test_a_number_past_float16s_scales_is_refused(tmp_path):
   assert str(caught.value) == (
     f"{path}: head is too large for int4; give dtype='float32'"
   )
+
+
+@pytest.mark.parametrize('mlp', [96, 48, 80])
+def test_a_draft_beside_floats_is_rounded(tmp_path, mlp):
+  """All but what has no whole blocks; gate and up have panels of their own."""
+  c = tiny.config(**SIZES | dict(mlp=mlp))
+  path = tiny.write_folder(tmp_path / 'a', c)
+  settings = table.with_options('eagle', dict(source='random:0'))
+  drafts = [
+    build.engine(load.load(path, kernels=x), settings, gamma=2).weights.draft
+    for x in ('auto', 'xla')
+  ]
+  few, all_ = (lm.flatten({k: x[k] for k in ('layer', 'head')}) for x in drafts)
+  assert few.keys() == all_.keys()
+  for name, x in few.items():
+    wanted_KN = np.asarray(all_[name], np.float32)
+    if not name.endswith(('kernel', 'head')):
+      np.testing.assert_array_equal(x, wanted_KN)
+      continue
+    whole = len(wanted_KN) % 32 == 0
+    assert isinstance(x, weights.Quantised if whole else weights.Panels), name
+    error_KN = np.abs(np.asarray(x.dense()) - wanted_KN)
+    assert error_KN.shape == wanted_KN.shape
+    if whole:
+      most = np.abs(wanted_KN.T).reshape(wanted_KN.shape[1], -1, 32).max(-1)
+      assert (error_KN.T <= ERRORS['int8'] * most.repeat(32, -1)).all(), name
+    assert (error_KN.max() > 0) == whole

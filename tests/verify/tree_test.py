@@ -132,10 +132,14 @@ def test_shape_of_a_tree_by_walking_it():
 def test_places_of_a_path_in_the_levels(path, places):
   """Levels 0, 1, 6 and 2, 3, 4 and 5: the largest place so far is told."""
   path_BK = jnp.array([path + [7] * (7 - len(path))])
-  found = tree.places(jnp.array([PARENTS]), path_BK)
+  draft = types.Draft(*[None] * 3, parents_BK=jnp.array([PARENTS]))
+  found = tree.places(draft, path_BK)
   assert found[0, : len(path)].tolist() == places
   none = jnp.zeros((2, 0), jnp.int32)
-  assert tree.places(none, none).shape == (2, 0)
+  assert tree.places(draft._replace(parents_BK=none), none).shape == (2, 0)
+  # Of the likeliest nodes what counts is the node itself.
+  found = tree.places(draft._replace(worth_BK=none), path_BK)
+  assert found[0, : len(path)].tolist() == path
 
 
 def a_draft(tokens, proposed=None, count=None):

@@ -22,6 +22,7 @@ from specdec_jax.io import download, files, hf, load, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
 from specdec_jax.io.published import claims, readings
+from specdec_jax.io.quantised import rounded
 from specdec_jax.models import convert, eagle, lm
 
 FORMS = (
@@ -88,13 +89,16 @@ def fit(
   nested = lm.nest(layer)
   stack = {'0': nested['block']} | nested.get('more', {})
   block, _ = convert.fuse(config.block, {'layers': stack})
-  if target.config.run.packed:
-    block, nested = convert.pack(block, nested)
-    own = convert.pack_params(own)
-  block = block.running(scan_layers=target.config.run.scan_layers)
-  made = eagle.weights(nested, ids, target.params, **own)
+  run, made = (
+    target.config.run,
+    eagle.weights(nested, ids, target.params, **own),
+  )
   if 'head' in made and 'head' not in own:  # columns of the target's
     made['head'] = hosts.put(made['head'], put)
+  if run.packed:
+    own = {x: made[x] for x in ('layer', 'head') if x in made}
+    made |= rounded.pack_draft(own)
+  block = block.running(scan_layers=run.scan_layers, packed=run.packed)
   return dataclasses.replace(config, block=block), made
 
 

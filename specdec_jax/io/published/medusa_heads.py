@@ -18,7 +18,8 @@ import numpy as np
 from specdec_jax import hosts
 from specdec_jax.io import download, files, hf, load, names
 from specdec_jax.io.arrays import stored
-from specdec_jax.models import convert, lm
+from specdec_jax.io.quantised import rounded
+from specdec_jax.models import lm
 
 FORM = 'a folder or hf:org/name that has Medusa heads, or a file of them'
 # Where heads are saved by themselves; else they are among a model's weights.
@@ -62,7 +63,7 @@ def _read(
     axes = (None, 'vocab') if name.endswith('head') else ()
     flat[name] = hosts.put(x, layout and layout.sharding(*axes))
   heads = lm.nest(flat)
-  return convert.pack_params(heads) if config.run.packed else heads
+  return rounded.pack_draft(heads) if config.run.packed else heads
 
 
 def _renamed(where: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -18,9 +18,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from specdec_jax import hosts, sharding
+from specdec_jax.io import files
 from specdec_jax.io.gguf import blocks
-from specdec_jax.kernels import quantised
-from specdec_jax.models import weights
+from specdec_jax.kernels import library, quantised
+from specdec_jax.models import convert, weights
 
 # dtype -> the kinds of a layer's matrices, and of embedding and head.
 KINDS = {'int8': ('Q8_0', 'Q8_0'), 'int4': ('Q4_1', 'Q8_0')}
@@ -141,3 +142,31 @@ def pack(source: str, dtype: str, name: str, x: Any) -> Any:
     )
   matrix = weights.Quantised(jnp.asarray(panels), kind, len(x_NK))
   return weights.Table(matrix) if name == 'embed' else matrix
+
+
+def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
+  """The parameters of a draft's own layers for the kernels, packed in place.
+
+  Matrices of floats become int8 blocks where their rows are whole ones: a
+  draft's rounding changes how many of its tokens are accepted, and no law.
+
+  name: of the innermost module that they belong to.
+  """
+  if library.ready('auto', files.cache_folder(), KINDS['int8']):
+    _round(params, name)
+  return convert.pack_params(params, name)
+
+
+def _round(params: dict[str, Any], name: str) -> None:
+  for key, x in params.items():
+    if isinstance(x, dict):
+      _round(x, key)
+    elif key in ('kernel', 'head') and not _is_codes(x):
+      parts = convert.PARTS.get(name, 1)
+      each = jnp.split(weights.of(x).dense(), parts, -1)
+      each = [pack(f'draft {name}', 'int8', 'head', part) for part in each]
+      params[key] = weights.join(each, parts)
+
+
+def _is_codes(x: Any) -> bool:
+  return weights.is_stored(x) and not isinstance(x, weights.Panels)
