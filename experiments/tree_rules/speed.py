@@ -32,7 +32,7 @@ from specdec_jax.io import files  # noqa: E402
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
 _SHAPES = flags.DEFINE_string(
-  'shapes', '2;4;2,2;3,2,1;4,2,2;4,4,2,2', 'one level: a chain'
+  'shapes', '2;4;2,2;4,2,2;4,4,2,1;best:4;best:7;best:11', 'one level: a chain'
 )
 _QUESTIONS = flags.DEFINE_string('questions', '', 'question.jsonl of MT-Bench')
 _LIMIT = flags.DEFINE_integer('limit', 4, 'questions of each category', 1)
@@ -46,7 +46,7 @@ def run() -> bool:
   config = _CONFIG.value.copy_and_resolve_references()
   chosen = questions_lib.read(_QUESTIONS.value, _LIMIT.value)
   chains, trees = _shapes()
-  longest = max(chains + [sum(branch.levels_of(x)) for x in trees])
+  longest = max(chains + [branch.size_of(x) for x in trees])
   config.decode.gammas = (longest,)  # that buffers have room for
   doc = {
     'machine': machine.describe() | page.made_by(),
@@ -83,7 +83,7 @@ def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
   engine = _eagle(e, '', chains[-1])
   out += [plan_lib.Arm(f'chain of {x}', 'chain', x, engine) for x in chains]
   for tree in trees:
-    engine = _eagle(e, tree, sum(branch.levels_of(tree)))
+    engine = _eagle(e, tree, branch.size_of(tree))
     out.append(plan_lib.Arm(tree, tree, engine.drafter.gamma, engine))
   return out
 

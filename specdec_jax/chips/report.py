@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec_jax import decode, printing, sharding
 from specdec_jax.chips import aot, roofline
+from specdec_jax.costs import cost
 from specdec_jax.drafters import method
 from specdec_jax.models import weights
 
@@ -178,10 +179,19 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
     f'{alpha}: {gain:.2f} (gamma {g})' if g else f'{alpha}: do not speculate'
     for alpha, (g, gain) in found.best.items()
   ]
+  trees = [
+    f'{alpha}: {gain:.2f} ({nodes} nodes, {levels} levels)'
+    for alpha, (gain, nodes, levels) in found.trees.items()
+  ]
+  wide = max(roofline.NODES) + 1
   return [
     f'roofline estimate: c {found.c:.3f}, v({gamma + 1}) '
-    f'{found.v[gamma + 1]:.3f}; improvement at the best gamma, by alpha:',
+    f'{found.v[gamma + 1]:.3f}, v({wide}) {found.v[wide]:.3f}; improvement at '
+    'the best gamma, by alpha:',
     '  ' + ', '.join(best),
+    f'with the best tree, if each further child takes {cost.LATER} of what its '
+    'elder siblings leave:',
+    '  ' + ', '.join(trees),
   ]
 
 

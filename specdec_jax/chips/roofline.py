@@ -20,6 +20,8 @@ from specdec_jax.models import lm, work
 
 # The drafts of a window that predictions try.
 GAMMAS = range(1, 17)
+# The nodes of a window that is a tree, and how many levels they may have.
+NODES, LEVELS = (2, 4, 8, 16, 32), range(1, 9)
 
 
 class Chip(NamedTuple):
@@ -199,12 +201,15 @@ class Prediction(NamedTuple):
 
   step: seconds of a plain step. c: of a draft step. v: of a target pass, by its
   width. best: by alpha, (gamma, improvement); gamma 0 where none is above 1.
+  trees: by alpha, (improvement, nodes, levels) of the best tree; a level is
+  drafted in a step.
   """
 
   step: float
   c: float
   v: dict[int, float]
   best: dict[float, tuple[int, float]]
+  trees: dict[float, tuple[float, int, int]]
 
 
 def predict(
@@ -220,17 +225,22 @@ def predict(
   """
   passes = {
     n: forward(device, target, tokens=n, **sizes).seconds
-    for n in (1, *(g + 1 for g in GAMMAS))
+    for n in (1, *(g + 1 for g in (*GAMMAS, *NODES)))
   }
   step = passes[1]
   c = forward(device, draft, tokens=1, **sizes).seconds / step
   v = {n: x / step for n, x in passes.items()}
-  best = {}
+  best, trees = {}, {}
   for alpha in alphas:
     gains = {g: cost.improvement(alpha, g, c, v[g + 1]) for g in GAMMAS}
     gamma = cost.best(gains)
     best[alpha] = gamma, max(gains.values())
-  return Prediction(step, c, v, best)
+    trees[alpha] = max(
+      (cost.tree_tokens(alpha, n, d) / (d * c + v[n + 1]), n, d)
+      for n in NODES
+      for d in LEVELS
+    )
+  return Prediction(step, c, v, best, trees)
 
 
 class Room(NamedTuple):

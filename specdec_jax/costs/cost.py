@@ -5,7 +5,12 @@ sum min(p, q); c is the time of a draft step over that of a plain target step;
 v(n) is the time of an n-wide verify over a plain step, v(1) = 1.
 """
 
+import heapq
 from collections.abc import Sequence
+
+# Of what its elder siblings leave, the share that a further child is accepted
+# with: an assumption. Of an EAGLE it is less, of a good draft model more.
+LATER = 0.2
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -25,6 +30,28 @@ def improvement(alpha: float, gamma: int, c: float, v: float = 1) -> float:
   v: v(gamma + 1); the theorem assumes that it is 1.
   """
   return expected_tokens(alpha, gamma) / (gamma * c + v)
+
+
+def tree_tokens(alpha: float, nodes: int, levels: int) -> float:
+  """E[tokens of a window] with the likeliest nodes of a tree.
+
+  1 and the chance of each node that all on its path are accepted, as in
+  Sequoia (Chen et al. 2024, https://arxiv.org/abs/2402.12374, section 4.1): a
+  node's first child with alpha, each other with LATER of what is left.
+  Of one child a node, equation 1.
+  """
+  total, heap = 1.0, [(-alpha, 1.0, 1.0 - alpha, 1)]
+  for _ in range(nodes):
+    if not heap:
+      break
+    chance, parent, left, level = heapq.heappop(heap)
+    total -= chance
+    later = LATER * left
+    heapq.heappush(heap, (-parent * later, parent, left - later, level))
+    if level < levels:
+      first = chance * alpha, -chance, 1.0 - alpha, level + 1
+      heapq.heappush(heap, first)
+  return total
 
 
 def best(improvements: dict[int, float]) -> int:

@@ -391,4 +391,4 @@ def _laid_out(config, flat, layout) -> types.Params:
   own = lm.nest({n: put(n, x.astype(config.dtype)) for n, x in flat.items()})
   if config.run.fused:
     _, own = convert.fuse(_plain(config), own)
-  return convert.pack_params(own) if config.run.packed else own
+  return rounded.pack_draft(own) if config.run.packed else own

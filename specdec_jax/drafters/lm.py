@@ -47,7 +47,7 @@ def for_target(
   """Drafts with the model of settings.source.
 
   It is loaded once for a target, on the target's mesh. That of a draft_file
-  shares the target's arrays, and has its dtype.
+  shares the target's arrays, and has its dtype, or int8 on the CPU kernels.
 
   Raises:
     ValueError: the two have different tokenizers, or only one an encoder; a

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from specdec_jax.chips import aot, hlo, report, roofline, train_step
+from specdec_jax.costs import cost
 from specdec_jax.models import config, lm
 from tests import programs
 
@@ -63,6 +64,12 @@ def test_a_gpu_by_its_data_sheet(monkeypatch):
   head, *rest = report.lines(doc)
   assert head == 'target + draft on h100:2: by its data sheet, not run on'
   assert any('of 80.000 GB' in line for line in rest)
+  gain, nodes, levels = predicted.trees[0.7]
+  told = f'0.7: {gain:.2f} ({nodes} nodes, {levels} levels)'
+  assert any(told in line for line in rest)
+  v, c = predicted.v[nodes + 1], predicted.c
+  assert gain == cost.tree_tokens(0.7, nodes, levels) / (levels * c + v)
+  assert any(f'v(33) {predicted.v[33]:.3f}' in line for line in rest)
   assert not any('compile' in line for line in rest)
   with pytest.raises(ValueError, match='train=64: is compiled for TPUs, not h'):
     train_step.check(setting, 64)

@@ -31,3 +31,21 @@ def test_truncated_histogram_of_independent_tokens_is_equation_1():
   for g in range(1, gamma + 1):
     found = cost.histogram_tokens(cost.truncated(hist, g))
     assert math.isclose(found, cost.expected_tokens(a, g))
+
+
+def test_tokens_of_a_tree_by_hand():
+  """At 0.6 a second child has a fifth of 0.4, a third one of what is left."""
+  second, third = 0.08, 0.32 / 5
+  for nodes, levels, wanted in (
+    (0, 3, 1),
+    (1, 3, 1.6),
+    (2, 3, 1.96),
+    (3, 3, 1.96 + 0.216),
+    (4, 3, 1.96 + 0.216 + second),
+    (3, 1, 1.6 + second + third),
+    (4, 2, 1.96 + second + third),
+  ):
+    found = cost.tree_tokens(0.6, nodes, levels)
+    assert math.isclose(found, wanted), (nodes, levels)
+  chain = cost.tree_tokens(1.0, 5, 5)
+  assert math.isclose(chain, cost.expected_tokens(1.0, 5))

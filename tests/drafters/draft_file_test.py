@@ -239,7 +239,9 @@ def test_it_is_laid_out_as_its_target_is(size, plan, tmp_path):
     if name.split('/')[0] in draft_file.SHARED:
       continue
     most = np.abs(x).max(0) if name.endswith('/kernel') else 0
-    assert np.all(np.abs(found[name] - x) <= most / 254 * 1.001), name
+    # The CPU kernels have blocks of int8, whose scales are of 16 bits.
+    again = 2.3 if draft.config.run.packed else 1.001
+    assert np.all(np.abs(found[name] - x) <= most / 254 * again), name
 
 
 @pytest.mark.more
