@@ -57,7 +57,7 @@ class Summary(NamedTuple):
   tried_per_position: those of them that accepted every offset before k.
   accepted_per_position: those of them that accepted offset k too.
   accepted_by_width: of trees, accepted_per_position without nodes behind the
-    first, the first two, ... of each level.
+    first, the first two, ... of each level; of the likeliest nodes, of all.
   sourced_tokens, accepted_sourced_tokens: drafted_tokens and accepted_tokens of
     windows that lookup found in a source or a prediction.
   """

@@ -351,8 +351,8 @@ class Info(NamedTuple):
   entropy_BL: Array | None = None
   # Drafts found in a source, and those of them that were accepted and emitted.
   sourced_B2: Array | None = None
-  # Of trees: accepted_BK, by the largest place in its level that a node has on
-  # the path to draft k.
+  # Of trees: accepted_BK, by the largest place in its level, or among the
+  # likeliest nodes, that a node has on the path to draft k.
   places_BKK: Array | None = None
 
   @property

@@ -22,6 +22,7 @@ from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost, parts
+from specdec_jax.drafters import branch
 from specdec_jax.models import work
 
 Array = jax.Array
@@ -227,7 +228,7 @@ def window_cost(
 
   widths_SN, second_SN: of shares_of_widths.
   """
-  engine, at_count = arm.engine, calibration_lib.interpolated
+  engine = arm.engine
   # Early exit has already run part of the verify pass.
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
   # Windows with more room than gamma would be of gamma.
@@ -238,13 +239,24 @@ def window_cost(
   cost_N[0] = max(calibration.idle, 1)
   # Of two the first is asked in every window.
   first, *others = [x.drafter for x in engine.parts] or [engine.drafter]
-  cost_N = cost_N + at_count(calibration.propose[first.name], room_N)
+  cost_N = cost_N + _drafting(calibration, first, room_N)
   cost_S = widths_SN @ cost_N
   for second in others:
-    drafting_N = at_count(calibration.propose[second.name], room_N)
+    drafting_N = _drafting(calibration, second, room_N)
     cost_S += (widths_SN - second_SN).sum(-1) * drafting_N[0]
     cost_S += second_SN @ drafting_N
   return cost_S
+
+
+def _drafting(calibration, drafter: types.Drafter, room_N) -> np.ndarray:
+  """Costs of drafting windows with so much room.
+
+  Of the likeliest nodes all are drafted before it is known how many pay.
+  """
+  timed = calibration.propose[drafter.name]
+  if branch.is_ranked(drafter):
+    room_N = np.where(room_N > 0, drafter.gamma, 0)
+  return calibration_lib.interpolated(timed, room_N)
 
 
 def slowest(arm: plan_lib.Arm, calibration) -> float:
@@ -327,7 +339,7 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
   engine, timed = arm.engine, calibration_lib.interpolated
   levels = () if engine.parts else engine.drafter.tree
 
-  def gain(deep: int, wide: int, nodes: int, drafted: int) -> float:
+  def gain(deep: int, wide: int, nodes: int, drafted: float) -> float:
     kept_K = [x[wide - 1] for x in counts.accepted_by_width[:deep]]
     drafting = calibration.propose[engine.drafter.name]
     needed = max(float(timed(calibration.verify, nodes + 1)), 1)
@@ -335,8 +347,10 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
     return (counts.target_calls + sum(kept_K)) / needed
 
   most, deepest = engine.drafter.gamma, len(levels)
-  if sum(levels) > most:
-    found = {f'best:{x}': gain(most, x, x, x) for x in range(1, 1 + most)}
+  if levels and branch.is_ranked(engine.drafter):
+    named = {f'best:{x}': x for x in range(1, 1 + most)}
+    share = lambda name: most * len(branch.levels_of(name)) / deepest
+    found = {name: gain(most, x, x, share(name)) for name, x in named.items()}
   else:
     found = {}
     sizes = range(1, 1 + deepest), range(1, 1 + max(levels, default=0))

@@ -95,7 +95,7 @@ class Prediction(NamedTuple):
   by_gamma: improvement at this and, estimated, at smaller gammas.
   best_gamma: the best of by_gamma, 0 where none is above 1.
   by_tree: of a tree, improvement of it and, estimated, of smaller ones, by
-    the nodes of their levels.
+    the nodes of their levels, or 'best:N'.
   """
 
   tokens: float

@@ -181,6 +181,8 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
   ]
   trees = [
     f'{alpha}: {gain:.2f} ({nodes} nodes, {levels} levels)'
+    if gain > 1
+    else f'{alpha}: do not speculate'
     for alpha, (gain, nodes, levels) in found.trees.items()
   ]
   wide = max(roofline.NODES) + 1

@@ -38,12 +38,9 @@ def tree_tokens(alpha: float, nodes: int, levels: int) -> float:
   1 and the chance of each node that all on its path are accepted, as in
   Sequoia (Chen et al. 2024, https://arxiv.org/abs/2402.12374, section 4.1): a
   node's first child with alpha, each other with LATER of what is left.
-  Of one child a node, equation 1.
   """
   total, heap = 1.0, [(-alpha, 1.0, 1.0 - alpha, 1)]
   for _ in range(nodes):
-    if not heap:
-      break
     chance, parent, left, level = heapq.heappop(heap)
     total -= chance
     later = LATER * left

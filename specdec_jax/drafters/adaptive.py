@@ -13,7 +13,7 @@ import numpy as np
 
 from specdec_jax import fields, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import hybrid, lm, lookup, method
+from specdec_jax.drafters import branch, hybrid, lm, lookup, method
 
 WRAPS = 2
 
@@ -222,7 +222,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
 
 
 def _propose(drafter, scope, weights, state, context, noise, target_cache):
-  ranked = sum(drafter.tree) > drafter.gamma
+  ranked = branch.is_ranked(drafter)
   greedy_B = sampling_lib.is_greedy(context.sampling)
   shared_B = greedy_B | (scope == 'batch')
   verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
@@ -238,11 +238,12 @@ def _propose(drafter, scope, weights, state, context, noise, target_cache):
   count_B = jnp.minimum(draft.count_B, most_B)
   found = context._replace(gamma_B=count_B)
   pays_B = best(found, verify_BN, shared_B, draft.worth_BK)
-  count_B = jnp.where(greedy_B | ranked, pays_B, count_B)
+  known = draft.worth_BK is not None
+  count_B = jnp.where(greedy_B | known, pays_B, count_B)
   # A lookup that finds nothing learns nothing.
   asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
   state = state._replace(inner=inner, asked_B=asked_B)
-  if ranked:
+  if known:
     state = _hoping(state, draft.worth_BK, most_B > 0, count_B)
   return draft._replace(count_B=count_B), state, target_cache
 
@@ -254,10 +255,10 @@ def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
   """
   taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
   worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
-  hoped_B = DECAY * state.hoped_B + worth_B
+  left_B = jnp.where(state.asked_B, DECAY, 1).astype(jnp.float32)
   none_B = (drafted_B & (count_B == 0)).astype(jnp.float32)
   return state._replace(
-    hoped_B=jnp.where(count_B > 0, hoped_B, state.hoped_B),
+    hoped_B=left_B * state.hoped_B + worth_B,
     tried_B=state.tried_B + none_B,
   )
 
@@ -288,7 +289,7 @@ def _best(
   worth_BK: of the drafts, where it is known; see types.Draft.
   """
   levels = drafter.tree or (1,) * drafter.gamma
-  if sum(levels) > drafter.gamma:
+  if branch.is_ranked(drafter):
     levels = (1,) * drafter.gamma
   sizes_X = jnp.asarray(np.cumsum((0, *levels)), jnp.int32)
   alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)

@@ -37,6 +37,7 @@ def levels_of(tree: str) -> tuple[int, ...]:
   try:
     if best := best_of(tree):
       levels = tuple(-(-(best + 1) // i) for i in range(2, 2 + min(best, DEEP)))
+      levels = max(2, levels[0]), *levels[1:]  # more than are proposed
     else:
       levels = tuple(int(x) for x in tree.split(','))
   except ValueError:
@@ -57,6 +58,11 @@ def settings_of(tree: str) -> dict[str, Any]:
 def best_of(tree: str) -> int:
   """'best:8' -> 8; 0 of any other tree."""
   return int(tree.removeprefix(_BEST)) if tree.startswith(_BEST) else 0
+
+
+def is_ranked(drafter: types.Drafter) -> bool:
+  """Whether it proposes the likeliest nodes of more that it drafts."""
+  return sum(drafter.tree) > drafter.gamma
 
 
 def size_of(tree: str) -> int:

@@ -45,6 +45,8 @@ def for_target(
   if needed > most:
     what = f'tree={settings.tree}' if levels else f'gamma={gamma}'
     less = f'give a tree of {most} levels' if levels else f'give gamma={most}'
+    if branch.best_of(settings.tree):
+      less = f'give tree=best:{most}'
     raise ValueError(
       f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
       'or less'

@@ -229,6 +229,11 @@ def test_texts_of_a_tree_are_plain_decodings(
     ('best:0', 'reject', 'tree=best:0: must be the nodes of each level'),
     ('best:x', 'reject', 'or how many of the likeliest'),
     ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
+    (
+      'best:2',
+      'kseq',
+      'rule=kseq: it takes siblings that are drawn, and the l',
+    ),
   ],
 )
 def test_doors(draft, rule, error):
@@ -397,8 +402,25 @@ def test_the_likeliest_nodes_are_proposed_whatever_the_temperature():
     assert paths(few, row) == paths(draft, row)[:3]
 
 
+def test_what_is_drafted_does_not_know_where_the_buffer_ends():
+  """More nodes are drafted than proposed: they need slots behind its end."""
+  config, params = eagle.random_layer(WORLD)
+  tree = eagle.make(
+    config, WORLD.target, gamma=0, **branch.settings_of('best:4')
+  )
+  counts = []
+  for length in (26, 64):
+    request = base.make_request(
+      WORLD, [[1, 2, 3, 4]], 18, length=length, gamma=4
+    )
+    pair = base.Pair(reject.RULE, tree, params)
+    out = base.run(WORLD, pair, request)
+    counts.append(np.asarray(out.info.hist_BN).tolist())
+  assert counts[0] == counts[1]
+
+
 def test_levels_that_the_likeliest_nodes_are_looked_for_in():
-  assert branch.levels_of('best:1') == (1,)
+  assert branch.levels_of('best:1') == (2,)
   assert branch.levels_of('best:4') == (3, 2, 2, 1)
   assert branch.levels_of('best:11') == (6, 4, 3, 3, 2)
   assert branch.size_of('best:11') == 11 and branch.size_of('3,2') == 5

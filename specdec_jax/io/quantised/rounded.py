@@ -7,6 +7,7 @@ For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
 does: there smaller groups cost no time.
 """
 
+import contextlib
 import functools
 import math
 from typing import Any
@@ -147,8 +148,9 @@ def pack(source: str, dtype: str, name: str, x: Any) -> Any:
 def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   """The parameters of a draft's own layers for the kernels, packed in place.
 
-  Matrices of floats become int8 blocks where their rows are whole ones: a
-  draft's rounding changes how many of its tokens are accepted, and no law.
+  Matrices of floats become int8 blocks where their rows are whole ones and a
+  scale can hold their largest number: how a draft rounds changes how many of
+  its tokens are accepted, and no law.
 
   name: of the innermost module that they belong to.
   """
@@ -164,8 +166,9 @@ def _round(params: dict[str, Any], name: str) -> None:
     elif key in ('kernel', 'head') and not _is_codes(x):
       parts = convert.PARTS.get(name, 1)
       each = jnp.split(weights.of(x).dense(), parts, -1)
-      each = [pack(f'draft {name}', 'int8', 'head', part) for part in each]
-      params[key] = weights.join(each, parts)
+      with contextlib.suppress(ValueError):  # too large for a scale
+        each = [pack(name, 'int8', 'head', part) for part in each]
+        params[key] = weights.join(each, parts)
 
 
 def _is_codes(x: Any) -> bool:
