@@ -110,10 +110,6 @@ class _Setup(NamedTuple):
   levels: tuple[int, ...]
   best: int
 
-  def slots(self, context: types.Context) -> int:
-    """Of the draft's cache; nodes that are not proposed need their own."""
-    return context.tokens_BL.shape[1] + max(0, sum(self.levels) - self.gamma)
-
   def reader(self, params, features_BTE) -> types.Model:
     """The draft as a model, for one call with the target's features."""
     return eagle.reader(
@@ -184,19 +180,19 @@ def make(
 
 
 def _init(setup: _Setup, weights, context, features_BLE):
-  config, S = setup.config, setup.slots(context)
-  (B, L), before_B = context.tokens_BL.shape, context.lengths_B - 1
+  config, before_B = setup.config, context.lengths_B - 1
+  B, L = context.tokens_BL.shape
   # A prefill returns them in a wider dtype than verification does; that of
   # token t - 1 is read with token t.
   features_BLE = features_BLE.astype(config.block.activations)
   shifted_BLE = jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
-  cache = eagle.init_cache(config, B, S, setup.constrain)
+  cache = eagle.init_cache(config, B, L, setup.constrain)
   cache, _ = forward.prefill(
     lambda index_T: setup.reader(
       weights.draft, forward.at(shifted_BLE, index_T)
     ),
     weights.draft,
-    jnp.pad(context.tokens_BL, ((0, 0), (0, S - L))),
+    context.tokens_BL,
     before_B,
     cache,
     chunk=setup.chunk,
@@ -228,7 +224,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
       tokens_B1,
       at_B,
       cache,
-      slots=setup.slots(context),
+      slots=context.tokens_BL.shape[1],
       keep_BT=context.live_B[:, None],
     )
     return drawn(cache, hidden_B1D[:, 0], offset, going_B)
@@ -255,7 +251,7 @@ def _branch(setup: _Setup, weights, state, context, noise, target_cache):
       tokens_BX,
       context.lengths_B - 1,
       cache,
-      slots=setup.slots(context),
+      slots=context.tokens_BL.shape[1],
       keep_BT=context.live_B[:, None],
       tree=tree,
       begin=begin,
@@ -292,7 +288,7 @@ def _catch_up(setup: _Setup, params, state: State, context: types.Context):
       tokens_BT,
       start_B,
       cache,
-      slots=setup.slots(context),
+      slots=context.tokens_BL.shape[1],
       keep_BT=live_B[:, None] & (index_BT < lengths_B[:, None]),
     )
     last_B = lengths_B - 1 - start_B

@@ -402,23 +402,6 @@ def test_the_likeliest_nodes_are_proposed_whatever_the_temperature():
     assert paths(few, row) == paths(draft, row)[:3]
 
 
-def test_what_is_drafted_does_not_know_where_the_buffer_ends():
-  """More nodes are drafted than proposed: they need slots behind its end."""
-  config, params = eagle.random_layer(WORLD)
-  tree = eagle.make(
-    config, WORLD.target, gamma=0, **branch.settings_of('best:4')
-  )
-  counts = []
-  for length in (26, 64):
-    request = base.make_request(
-      WORLD, [[1, 2, 3, 4]], 18, length=length, gamma=4
-    )
-    pair = base.Pair(reject.RULE, tree, params)
-    out = base.run(WORLD, pair, request)
-    counts.append(np.asarray(out.info.hist_BN).tolist())
-  assert counts[0] == counts[1]
-
-
 def test_levels_that_the_likeliest_nodes_are_looked_for_in():
   assert branch.levels_of('best:1') == (2,)
   assert branch.levels_of('best:4') == (3, 2, 2, 1)

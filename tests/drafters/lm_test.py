@@ -10,6 +10,7 @@ import pytest
 from specdec_jax import build, sampling, types
 from specdec_jax.drafters import lm
 from specdec_jax.io import sources
+from specdec_jax.models import eagle
 from tests import fakes
 
 V, L, GAMMA = 7, 16, 3
@@ -132,3 +133,31 @@ def test_drafting_stops_where_the_draft_is_not_sure():
     counts.append(going)
   assert draft.count_B.tolist() == counts
   assert len(set(counts)) > 1
+
+
+@pytest.mark.parametrize('temperature', [None, 0.0, 1.0])
+def test_a_draft_of_few_ids_draws_as_one_of_all(temperature):
+  """Greedily from these alone; where no row can be else, without a q."""
+  rng, ids = np.random.default_rng(0), jnp.array([6, 1, 4])
+  some = jnp.asarray(rng.normal(size=(8, 1, 3)), jnp.float32)
+  few = eagle.Logits(some, ids, 7)
+  all_B1V = np.full((8, 1, 7), -np.inf, np.float32)
+  all_B1V[..., ids] = some
+  settings = sampling.settings(8, temperature or 0.0)
+  if temperature is None:
+    settings = settings._replace(temperature_B=None)
+  rows = jnp.arange(8, dtype=jnp.uint32)
+  noise = sampling.noise(rows, rows, rows, settings, gamma=2, coupled=False)
+  context = types.Context(*[None] * 5)._replace(sampling=settings)
+  going_B = jnp.ones(8, bool)
+  one, two = (
+    lm.draw(noise, context, 0.6, x, 0, going_B)
+    for x in (few, jnp.asarray(all_B1V))
+  )
+  for x, y in zip(one, two, strict=True):
+    if x is not None or y is not None:
+      np.testing.assert_array_equal(x, y)
+  assert (one[1] is None) == (temperature is None)
+  if not temperature:
+    np.testing.assert_array_equal(one[0], all_B1V[:, 0].argmax(-1))
+  assert {*one[2].tolist()} == {True, False}

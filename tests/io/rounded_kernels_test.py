@@ -197,3 +197,4 @@ def test_a_draft_beside_floats_is_rounded(tmp_path, mlp):
       most = np.abs(wanted_KN.T).reshape(wanted_KN.shape[1], -1, 32).max(-1)
       assert (error_KN.T <= ERRORS['int8'] * most.repeat(32, -1)).all(), name
     assert (error_KN.max() > 0) == whole
+    assert x.parts == 1 + ('gate_up' in name)  # no panel holds both
