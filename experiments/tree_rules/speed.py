@@ -32,7 +32,7 @@ from specdec_jax.io import files  # noqa: E402
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
 _SHAPES = flags.DEFINE_string(
-  'shapes', '2;4;2,2;4,2,2;4,4,2,1;best:4;best:7;best:11', 'one level: a chain'
+  'shapes', '2;4;2,2;4,4,2,1;best:4;best:11', 'one level: a chain'
 )
 _QUESTIONS = flags.DEFINE_string('questions', '', 'question.jsonl of MT-Bench')
 _LIMIT = flags.DEFINE_integer('limit', 4, 'questions of each category', 1)
