@@ -22,6 +22,8 @@ from specdec_jax.distill import distillation, sections, teacher
 from specdec_jax.distill import training_prompts as prompts_lib
 from specdec_jax.io import files
 
+# What a folder has of the target's, by kind.
+_FROZEN = {'dflash': 'lm_head.weight', 'eagle3': 'embed_tokens.weight'}
 _STEPS = 8  # to time; the first two compile and warm up
 
 
@@ -94,7 +96,7 @@ def _trained(s: sections.Settings, folder: pathlib.Path):
 def _parameters(kind: str, draft: pathlib.Path) -> float:
   """Millions of parameters of a draft's file or folder that were trained."""
   (path,) = draft.glob('*.safetensors') if draft.is_dir() else [draft]
-  frozen = 'lm_head.weight' if kind == 'dflash' else ''
+  frozen = _FROZEN.get(kind, '')
   arrays = safetensors.numpy.load_file(path)
   own = [x for n, x in arrays.items() if x.dtype == 'float16' and n != frozen]
   return sum(x.size for x in own) / 1e6

@@ -168,8 +168,9 @@ def check(
   models: by what they are called (_KEYS), in the order in which they are read.
   tokens: for which their caches have room, at least.
   numbers: of drafts of files by their names, in the dtype of the first model's
-    floats; the CPU kernels keep a byte of each. Not counted are their caches,
-    of few layers, and copied columns of the target's head.
+    floats; the CPU kernels keep a byte of each of their layers and head. Not
+    counted are their caches, of few layers, and what they copy of the target's
+    head.
 
   Raises:
     ValueError: more than is free, on CPU; it names a dtype that fits.

@@ -226,6 +226,7 @@ def test_texts_of_a_tree_are_plain_decodings(
     ('a', 'reject', 'tree=a: must be the nodes of each level'),
     ('40,30', 'reject', '64 at most in all'),
     ('best:65', 'reject', '64 at most in all'),
+    ('best:-1', 'reject', 'tree=best:-1: must be the nodes of each level'),
     ('best:0', 'reject', 'tree=best:0: must be the nodes of each level'),
     ('best:x', 'reject', 'or how many of the likeliest'),
     ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
