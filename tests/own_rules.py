@@ -152,7 +152,7 @@ def sure(target, *, gamma, chunk):
   """Ends a window before a drawn token that was unlikely: biased."""
 
   def change(draft, noise):
-    q_BK = chain.pick(draft.q_BKV, draft.tokens_BK)
+    q_BK = chain.q_of_tokens(draft)
     return draft._replace(count_B=chain.prefix(q_BK >= 0.3))
 
   return _reporting('sure', target, gamma, change)
