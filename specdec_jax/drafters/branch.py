@@ -37,7 +37,7 @@ def levels_of(tree: str) -> tuple[int, ...]:
   try:
     if best := best_of(tree):
       levels = tuple(-(-(best + 1) // i) for i in range(2, 2 + min(best, DEEP)))
-      levels = max(2, *levels[:1]), *levels[1:]  # more than are proposed
+      levels = *(max(2, x) for x in levels[:1]), *levels[1:]  # more than best
     else:
       levels = tuple(int(x) for x in tree.split(','))
   except ValueError:
