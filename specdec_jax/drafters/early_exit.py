@@ -174,7 +174,8 @@ class Itself:
 
   @staticmethod
   def recipe(world, gamma: int):
-    coarse = lambda x: jnp.round(4 * x) / 4
+    floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # codes stay
+    coarse = lambda x: jnp.round(4 * x) / 4 if floats(x) else x
     own = jax.tree.map(coarse, world.weights.target)
     return make_whole(world.target, gamma=gamma), own
 
