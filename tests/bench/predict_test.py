@@ -185,6 +185,15 @@ def test_of_two_drafters_the_second_costs_where_it_drafted():
   assert math.isclose(predicted(e, [out], costs).window_cost, wanted / 12)
 
 
+@pytest.mark.parametrize('tree, wanted', [((2,), 0.25), ((2, 1), 0.5)])
+def test_of_the_likeliest_nodes_all_are_drafted(tree, wanted):
+  """In a window that takes one of them too; in none where there is no room."""
+  drafter = types.Drafter('tree', 2, None, None, None, tree=tree)
+  costs = parts()._replace(propose={'tree': {0: 0.0, 1: 0.25, 2: 0.5}})
+  found = predict._drafting(costs, drafter, np.array([0, 1, 2]))
+  assert found.tolist() == [0, wanted, 0.5]
+
+
 def test_no_window_costs_less_than_a_plain_step():
   """A plain step that was timed on a slow moment promises nothing."""
   e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)

@@ -118,23 +118,23 @@ def test_what_a_window_teaches():
   )
 
 
-def test_drafts_of_known_worth_are_tested_while_they_pay():
-  """By worth, as far as it held in the row; a window of none has failed."""
-  worth_BK = jnp.tile(jnp.array([0.9, 0.5, 0.2, 0.1]), (3, 1))
-  script = scripted.make(gamma=K)
-  tree = script._replace(
-    tree=(K, 1),
-    propose=lambda *x: (
-      (found := script.propose(*x))[0]._replace(worth_BK=worth_BK),
-      *found[1:],
-    ),
-  )
-  drafter, costs = (
-    adaptive.make(tree),
-    adaptive.Costs(
-      jnp.array([1, 1.2, 1.5, 1.7, 2.0]), jnp.array([0, 0.1, 0.1, 0.1, 0.1])
-    ),
-  )
+WORTH = (0.9, 0.5, 0.2, 0.1)
+VERIFY = jnp.array([1, 1.2, 1.5, 1.7, 2.0])
+
+
+def of_worth(drafting):
+  """(drafts asked for, state, Draft, State) of a window of three rows, whose
+  worth held, half of it, a tenth of it; drafting: its costs."""
+  script, asked = scripted.make(gamma=K), []
+
+  def propose(weights, state, context, *rest):
+    asked.append(context.gamma_B.tolist())
+    draft, *more = script.propose(weights, state, context, *rest)
+    worth_BK = jnp.tile(jnp.array(WORTH), (3, 1))
+    return draft._replace(worth_BK=worth_BK), *more
+
+  drafter = adaptive.make(script._replace(tree=(K, 1), propose=propose))
+  costs = adaptive.Costs(VERIFY, jnp.array(drafting))
   text = np.zeros((3, L), np.int32), np.full((3, L), K)
   weights = types.Weights((), adaptive.Params(text, costs))
   shape = dict(vocab=V, length=L, temperature=[0.9] * 3)
@@ -142,15 +142,17 @@ def test_drafts_of_known_worth_are_tested_while_they_pay():
   context = decode.context_of(
     drafter, request, *map(jnp.asarray, request[:2]), jnp.ones(3, bool)
   )
-  # Worth held; half of it did; a tenth did.
   hoped_B, accepted_B = jnp.array([9.0, 19, 59]), jnp.array([9.0, 9, 5])
   state = adaptive.State((), accepted_B + 3, accepted_B, hoped_B > 0, hoped_B)
   draft, new, _ = drafter.propose(weights, state, context, None, ())
+  return asked, state, draft, new
+
+
+def test_drafts_of_known_worth_are_tested_while_they_pay():
+  """By worth, as far as it held in the row; a window of none has failed."""
+  _, state, draft, new = of_worth([0, 0.1, 0.1, 0.1, 0.1])
   rates = [
-    [
-      (1 + fair * float(worth_BK[0, :j].sum())) / costs.verify_N[j]
-      for j in range(K + 1)
-    ]
+    [(1 + fair * sum(WORTH[:j])) / VERIFY[j] for j in range(K + 1)]
     for fair in (1.0, 0.5, 0.1)
   ]
   assert draft.count_B.tolist() == [int(np.argmax(x)) for x in rates]
@@ -160,6 +162,13 @@ def test_drafts_of_known_worth_are_tested_while_they_pay():
     new.hoped_B, [9 * d + 1.4, 19 * d + 0.9, 59], rtol=1e-6
   )
   np.testing.assert_allclose(new.tried_B - state.tried_B, [0, 0, 1])
+
+
+@pytest.mark.parametrize('all_cost, wanted', [(0.1, K), (2.0, 0)])
+def test_drafts_of_known_worth_are_drafted_all_or_none(all_cost, wanted):
+  """Three would pay best, and two where all cost 2; but all are drafted."""
+  asked, *_ = of_worth([0, 0.1, 0.1, 0.1, all_cost])
+  assert asked == [[wanted] * 3]
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,17 @@ def test_a_window_has_as_many_drafts_as_there_are(tmp_path, kind, words):
   load, settings = opened(kind, tmp_path)
   with pytest.raises(ValueError, match=words):
     build.engine(load(), settings, gamma=9)
+
+
+@pytest.mark.parametrize(
+  'tree, gamma, advice',
+  [('best:8', 8, 'tree=best:4'), ('2,1,1,1,1', 6, 'a tree of 4 levels')],
+)
+def test_a_tree_has_as_many_levels_as_there_are_heads(
+  tmp_path, tree, gamma, advice
+):
+  load, settings = opened('medusa', tmp_path)
+  settings = dataclasses.replace(settings, tree=tree)
+  words = f'has 4 heads, and tree={tree} needs 5; give {advice} or less'
+  with pytest.raises(ValueError, match=words):
+    build.engine(load(), settings, gamma=gamma)

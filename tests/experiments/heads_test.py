@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
 from experiments import page
-from experiments.heads import render
+from experiments.heads import render, train
 from specdec_jax.bench import records
 from tests import programs
 from tests.experiments import reports
@@ -90,3 +92,14 @@ def test_a_tiny_run(tmp_path):
   }
   assert (tmp_path / 'results/heads.md').read_text() in done.out
   assert (tmp_path / 'results/heads.png').exists()
+
+
+@pytest.mark.parametrize(
+  'kind, frozen', [('eagle3', 'embed_tokens'), ('dflash', 'lm_head')]
+)
+def test_parameters_of_the_target_are_not_counted(tmp_path, kind, frozen):
+  half = lambda *shape: np.zeros(shape, np.float16)
+  arrays = {f'{frozen}.weight': half(30, 5), 'fc.weight': half(4, 5)}
+  safetensors.numpy.save_file(arrays, tmp_path / 'model.safetensors')
+  assert train._parameters(kind, tmp_path) == 20 / 1e6
+  assert train._parameters('mtp', tmp_path) == 170 / 1e6

@@ -9,6 +9,7 @@ import specdec_jax
 from specdec_jax import build
 from specdec_jax.drafters import table
 from specdec_jax.io import export, load
+from specdec_jax.io.quantised import rounded
 from specdec_jax.models import convert, lm, weights
 from tests.io import tiny
 from tests.kernels import model_test
@@ -198,3 +199,13 @@ def test_a_draft_beside_floats_is_rounded(tmp_path, mlp):
       assert (error_KN.T <= ERRORS['int8'] * most.repeat(32, -1)).all(), name
     assert (error_KN.max() > 0) == whole
     assert x.parts == 1 + ('gate_up' in name)  # no panel holds both
+
+
+def test_a_draft_past_float16s_scales_stays_in_floats():
+  """No dtype of the target's would help."""
+  large, small = np.full((32, 32), 1e9, np.float32), np.ones((32, 32))
+  own = {'layer': {'o': {'kernel': large}, 'q': {'kernel': small}}}
+  layer = rounded.pack_draft(own)['layer']
+  assert isinstance(layer['o']['kernel'], weights.Panels)
+  assert isinstance(layer['q']['kernel'], weights.Quantised)
+  np.testing.assert_array_equal(layer['o']['kernel'].dense(), large)
