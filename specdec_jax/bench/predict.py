@@ -337,7 +337,8 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
   value: of the arm's own tree.
   """
   engine, timed = arm.engine, calibration_lib.interpolated
-  levels = () if engine.parts else engine.drafter.tree
+  if engine.parts:
+    return {}
 
   def gain(deep: int, wide: int, nodes: int, drafted: float) -> float:
     kept_K = [x[wide - 1] for x in counts.accepted_by_width[:deep]]
@@ -346,19 +347,27 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
     needed += float(timed(drafting, drafted))
     return (counts.target_calls + sum(kept_K)) / needed
 
-  most, deepest = engine.drafter.gamma, len(levels)
-  if levels and branch.is_ranked(engine.drafter):
-    named = {f'best:{x}': x for x in range(1, 1 + most)}
-    share = lambda name: most * len(branch.levels_of(name)) / deepest
-    found = {name: gain(most, x, x, share(name)) for name, x in named.items()}
-  else:
-    found = {}
-    sizes = range(1, 1 + deepest), range(1, 1 + max(levels, default=0))
-    for deep, wide in itertools.product(*sizes):
-      part = [min(x, wide) for x in levels[:deep]]
-      sized = deep, max(part), sum(part), sum(levels[:deep])
-      found[','.join(map(str, part))] = gain(*sized)
+  found = {x: gain(*y) for x, y in _smaller(engine.drafter)}
   return {x: value * y / [*found.values()][-1] for x, y in found.items()}
+
+
+def _smaller(drafter: types.Drafter):
+  """(name, (levels, nodes of a level, nodes, nodes drafted)) of each tree.
+
+  The drafter's own is the last. Of its likeliest nodes no levels are counted.
+  """
+  levels, gamma = drafter.tree, drafter.gamma
+  if branch.is_ranked(drafter):
+    for count in range(1, 1 + gamma):
+      name = f'best:{count}'
+      drafted = gamma * len(branch.levels_of(name)) / len(levels)
+      yield name, (gamma, count, count, drafted)
+    return
+  sizes = range(1, 1 + len(levels)), range(1, 1 + max(levels, default=0))
+  for deep, wide in itertools.product(*sizes):
+    part = [min(x, wide) for x in levels[:deep]]
+    name = ','.join(map(str, part))
+    yield name, (deep, max(part), sum(part), sum(levels[:deep]))
 
 
 def improvements(

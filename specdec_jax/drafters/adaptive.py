@@ -208,7 +208,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
 
   def commit(state, context, outcome, features_BNE):
     tested_B = jnp.minimum(outcome.accepted_B + 1, outcome.verified_B)
-    kept_B = jnp.where(state.asked_B, DECAY, 1.0).astype(jnp.float32)
+    kept_B = _kept(state)
     return State(
       drafter.commit(state.inner, context, outcome, features_BNE),
       kept_B * state.tried_B + tested_B,
@@ -248,6 +248,11 @@ def _propose(drafter, scope, weights, state, context, noise, target_cache):
   return draft._replace(count_B=count_B), state, target_cache
 
 
+def _kept(state: State) -> types.Array:
+  """What is left of a row's counts after the window at hand."""
+  return jnp.where(state.asked_B, DECAY, 1.0).astype(jnp.float32)
+
+
 def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
   """The state after a window of drafts of known worth, of which these count.
 
@@ -255,10 +260,9 @@ def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
   """
   taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
   worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
-  left_B = jnp.where(state.asked_B, DECAY, 1).astype(jnp.float32)
   none_B = (drafted_B & (count_B == 0)).astype(jnp.float32)
   return state._replace(
-    hoped_B=left_B * state.hoped_B + worth_B,
+    hoped_B=_kept(state) * state.hoped_B + worth_B,
     tried_B=state.tried_B + none_B,
   )
 
@@ -273,14 +277,7 @@ def _costs_of_rows(own: Params, greedy_B) -> Costs:
   return Costs(*map(pick, few, own.costs))
 
 
-def _best(
-  drafter,
-  state: State,
-  context: types.Context,
-  cost_BN,
-  shared_B,
-  worth_BK=None,
-):
+def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
@@ -288,9 +285,8 @@ def _best(
     themselves, and count as one token a window here.
   worth_BK: of the drafts, where it is known; see types.Draft.
   """
-  levels = drafter.tree or (1,) * drafter.gamma
-  if branch.is_ranked(drafter):
-    levels = (1,) * drafter.gamma
+  each = not drafter.tree or branch.is_ranked(drafter)
+  levels = (1,) * drafter.gamma if each else drafter.tree
   sizes_X = jnp.asarray(np.cumsum((0, *levels)), jnp.int32)
   alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
   more_BX = jnp.cumprod(jnp.tile(alpha_B[:, None], (1, len(levels))), 1)

@@ -36,8 +36,8 @@ def levels_of(tree: str) -> tuple[int, ...]:
   best, levels = 0, ()
   try:
     if best := best_of(tree):
-      levels = tuple(-(-(best + 1) // i) for i in range(2, 2 + min(best, DEEP)))
-      levels = *(max(2, x) for x in levels[:1]), *levels[1:]  # more than best
+      shares = range(2, 2 + min(best, DEEP))  # a half, a third, ...
+      levels = tuple(max(4 - i, -(-(best + 1) // i)) for i in shares)
     else:
       levels = tuple(int(x) for x in tree.split(','))
   except ValueError:
@@ -81,7 +81,7 @@ class Level(NamedTuple):
   """
 
   tokens_BX: Array
-  q_BXV: Array
+  q_BXV: Array | None
   parents_BX: Array
   of_BX: Array
   ok_BX: Array
@@ -146,9 +146,8 @@ def grow(
   of_both = functools.partial(sampling_lib.of_greedy, sampling)
   found = likeliest() if fixed else of_both(likeliest, drawn)
   tokens_BMX, some_BMX, own_BMX, q_BXV = found
-  own_BX = jnp.minimum(
-    jnp.exp(pick(own_BMX - total_BM1)), 1
-  )  # but for rounding
+  # Rounding may not make a child likelier than its parent.
+  own_BX = jnp.minimum(jnp.exp(pick(own_BMX - total_BM1)), 1)
   joint_BX, ok_BX = along(above.joint_BX) * own_BX, along(above.ok_BX)
   parents = along(nodes_BM), of_BX, ok_BX & pick(some_BMX)
   return Level(pick(tokens_BMX), q_BXV, *parents, joint_BX)

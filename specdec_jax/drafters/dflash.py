@@ -246,10 +246,10 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   cache, some_BKR = forward.once(
     jnp.any(going_B), lambda made: laws(made[0]), (cache, blank_BKR)
   )
-  of = lambda some: eagle.Logits(some, params.get('ids'), target.vocab)
 
   def draw(k, going_B):
-    logits = of(some_BKR[:, k : k + 1])
+    some_B1R = some_BKR[:, k : k + 1]
+    logits = eagle.Logits(some_B1R, params.get('ids'), target.vocab)
     return lm_drafter.draw(noise, context, least, logits, k, going_B)
 
   draft = medusa.each(draw, going_B, context.gamma_B, gamma)

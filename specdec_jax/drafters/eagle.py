@@ -58,7 +58,10 @@ def for_target(
 def check(
   target: load.LanguageModel, source: str | os.PathLike, put=None
 ) -> readings.Result | None:
-  """How a published draft, put so, agrees with a target; None of another."""
+  """How a published draft agrees with a target; None of a draft from here.
+
+  put: the sharding of the draft's parameters.
+  """
   folder = eagle_folder.find(source)
   if folder is None:
     return None
@@ -148,7 +151,7 @@ def make(
     best: propose the likeliest of these nodes alone, so many.
 
   Raises:
-    ValueError: a target without `embed`.
+    ValueError: a target without `embed`, or with an encoder.
   """
   if target.embed is None or target.encode is not None:
     why = 'without embed cannot be drafted for, nor one with an encoder'

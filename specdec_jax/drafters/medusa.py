@@ -40,18 +40,19 @@ def for_target(
   reading = readings.judge(f'medusa {source}', target, found)
   model, params = _read_as(reading, target, source)
   most = len(params['heads']) - model.first
-  levels = branch.levels_of(settings.tree)
-  needed = len(levels) or gamma
+  tree = branch.settings_of(settings.tree)
+  needed = len(tree['levels']) or gamma
   if needed > most:
-    what = f'tree={settings.tree}' if levels else f'gamma={gamma}'
-    less = f'give a tree of {most} levels' if levels else f'give gamma={most}'
-    if branch.best_of(settings.tree):
+    what, less = f'gamma={gamma}', f'give gamma={most}'
+    if tree['levels']:
+      what, less = f'tree={settings.tree}', f'give a tree of {most} levels'
+    if tree['best']:
       less = f'give tree=best:{most}'
     raise ValueError(
       f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
       'or less'
     )
-  least, tree = settings.min_confidence, branch.settings_of(settings.tree)
+  least = settings.min_confidence
   drafter = make(model, gamma=gamma, min_confidence=least, **tree)
   return method.Method(drafter, params, view(model))
 

@@ -89,10 +89,8 @@ def fit(
   nested = lm.nest(layer)
   stack = {'0': nested['block']} | nested.get('more', {})
   block, _ = convert.fuse(config.block, {'layers': stack})
-  run, made = (
-    target.config.run,
-    eagle.weights(nested, ids, target.params, **own),
-  )
+  run = target.config.run
+  made = eagle.weights(nested, ids, target.params, **own)
   if 'head' in made and 'head' not in own:  # columns of the target's
     made['head'] = hosts.put(made['head'], put)
   if run.packed:
