@@ -1,13 +1,18 @@
 """The document of the drafts as a table, a figure and a choice."""
 
+import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+import safetensors.numpy
 
 from experiments import page, plots
 
 SHIPPED = 'shipped eagle'
 # By specdec_jax/zoo/smollm2-135m-instruct/README.md; see the page.
 _SHIPPED = {'kind': SHIPPED, 'parameters': 4.9, 'steps': 1680, 'tokens': None}
+# What a folder has of the target's, by kind.
+_FROZEN = {'dflash': 'lm_head.weight', 'eagle3': 'embed_tokens.weight'}
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
@@ -94,3 +99,12 @@ def _rows(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
     for row in doc['rows'][1:]
   ]
   return sorted(rows, key=lambda x: -(x['counts']['block_efficiency'] or 0))
+
+
+def parameters(kind: str, draft: pathlib.Path) -> float:
+  """Millions of parameters of a draft's file or folder that were trained."""
+  (path,) = draft.glob('*.safetensors') if draft.is_dir() else [draft]
+  frozen = _FROZEN.get(kind, '')
+  arrays = safetensors.numpy.load_file(path)
+  own = [x for n, x in arrays.items() if x.dtype == 'float16' and n != frozen]
+  return sum(x.size for x in own) / 1e6

@@ -13,17 +13,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import jax
 import numpy as np
-import safetensors.numpy
 from absl import logging
 
-from experiments.heads import kinds
+from experiments.heads import kinds, render
 from specdec_jax import build, printing, program
 from specdec_jax.distill import distillation, sections, teacher
 from specdec_jax.distill import training_prompts as prompts_lib
 from specdec_jax.io import files
 
-# What a folder has of the target's, by kind.
-_FROZEN = {'dflash': 'lm_head.weight', 'eagle3': 'embed_tokens.weight'}
 _STEPS = 8  # to time; the first two compile and warm up
 
 
@@ -46,7 +43,7 @@ def run() -> bool:
       'tokens': tokens / 1e6,
       'answers': s.data.prompts,
       'answered': counted,
-      'parameters': _parameters(kind, pathlib.Path(found['draft'])),
+      'parameters': render.parameters(kind, pathlib.Path(found['draft'])),
       'found': found,
     }
     files.write(kinds.folder(f'{kind}.json'), printing.compact(doc))
@@ -91,15 +88,6 @@ def _trained(s: sections.Settings, folder: pathlib.Path):
     raise SystemExit(f'{folder}: ended at step {found["step"]} by a signal')
   jax.clear_caches()  # no other kind uses these programs
   return found
-
-
-def _parameters(kind: str, draft: pathlib.Path) -> float:
-  """Millions of parameters of a draft's file or folder that were trained."""
-  (path,) = draft.glob('*.safetensors') if draft.is_dir() else [draft]
-  frozen = _FROZEN.get(kind, '')
-  arrays = safetensors.numpy.load_file(path)
-  own = [x for n, x in arrays.items() if x.dtype == 'float16' and n != frozen]
-  return sum(x.size for x in own) / 1e6
 
 
 if __name__ == '__main__':

@@ -7,7 +7,7 @@ import pytest
 import safetensors.numpy
 
 from experiments import page
-from experiments.heads import render, train
+from experiments.heads import render
 from specdec_jax.bench import records
 from tests import programs
 from tests.experiments import reports
@@ -101,5 +101,5 @@ def test_parameters_of_the_target_are_not_counted(tmp_path, kind, frozen):
   half = lambda *shape: np.zeros(shape, np.float16)
   arrays = {f'{frozen}.weight': half(30, 5), 'fc.weight': half(4, 5)}
   safetensors.numpy.save_file(arrays, tmp_path / 'model.safetensors')
-  assert train._parameters(kind, tmp_path) == 20 / 1e6
-  assert train._parameters('mtp', tmp_path) == 170 / 1e6
+  assert render.parameters(kind, tmp_path) == 20 / 1e6
+  assert render.parameters('mtp', tmp_path) == 170 / 1e6
