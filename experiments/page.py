@@ -143,18 +143,30 @@ def fill(home: pathlib.Path, text: str, name: str = '') -> None:
   files.write(readme, page.removesuffix('\n'))
 
 
-def save(folder: pathlib.Path | None, home: pathlib.Path, doc, text: str):
+def save(
+  folder: pathlib.Path | None,
+  home: pathlib.Path,
+  doc,
+  text: str,
+  name: str = '',
+) -> None:
   """NAME.json beside what `write` writes; nothing without a folder."""
   if folder is not None:
-    files.write(folder / f'{home.name}.json', printing.compact(doc))
-    write(folder, home, text)
+    name = name or home.name
+    files.write(folder / f'{name}.json', printing.compact(doc))
+    write(folder, home, text, name)
 
 
-def write(folder: pathlib.Path, home: pathlib.Path, text: str) -> None:
-  """Writes NAME.md of the experiment NAME that lives in home.
+def write(
+  folder: pathlib.Path, home: pathlib.Path, text: str, name: str = ''
+) -> None:
+  """Writes NAME.md of the experiment that lives in home.
 
   Fills the README too if the folder is the experiment's own, home/results.
+
+  name: of the README's block, if it has several; else the experiment's.
   """
-  files.write(folder / f'{home.name}.md', text)
+  name = name or home.name
+  files.write(folder / f'{name}.md', text)
   if folder.resolve() == home.resolve() / 'results':
-    fill(home, text)
+    fill(home, text, '' if name == home.name else name)

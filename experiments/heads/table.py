@@ -13,11 +13,10 @@ from configs import smollm2  # noqa: E402
 from experiments import page  # noqa: E402
 from experiments.heads import kinds, render  # noqa: E402
 from experiments.specbench import questions  # noqa: E402
-from specdec_jax import build, printing, program  # noqa: E402
+from specdec_jax import printing, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.drafters import method  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 
@@ -68,12 +67,7 @@ def _arms(e: settings_lib.Setup, trained: list[Any]) -> list[plan_lib.Arm]:
     made = settings_lib.engine(own, drafter, gamma, measure=False)
     # A name of its own, by which costs and acceptance are told apart.
     named = made.drafter._replace(name=name)
-    engine = build.engine(
-      e.target,
-      draft=method.Method(named, made.weights.draft, made.q),
-      rule=e.settings.decode.rule,
-      options=made.options,
-    )
+    engine = dataclasses.replace(made, drafter=named)
     out.append(plan_lib.Arm(f'{name} g={gamma}', name, gamma, engine))
   return out
 

@@ -20,11 +20,10 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.quantised import render  # noqa: E402
-from specdec_jax import machine, printing, program  # noqa: E402
+from specdec_jax import machine, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 from specdec_jax.bench import prompts  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
 _NODE = flags.DEFINE_string('node', '', 'folder with node_modules')
@@ -61,10 +60,7 @@ def run() -> bool:
   told['prompts'] = len(asked['prompts'])
   doc = {'machine': about, 'asked': asked | told}
   text = render.llama(doc | found)
-  if folder is not None:
-    files.write(folder / 'llama.json', printing.compact(doc | found))
-    if folder.resolve() == HERE / 'results':
-      page.fill(HERE, text, 'llama')
+  page.save(folder, HERE, doc | found, text, 'llama')
   print(text)
   return True
 

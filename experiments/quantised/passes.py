@@ -20,7 +20,6 @@ from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import budget, prompts, timing  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 from specdec_jax.costs import calibration  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
 from specdec_jax.models import work  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
@@ -56,12 +55,8 @@ def run() -> bool:
         rows,
       )
     )
-  )
-  if folder is not None:
-    doc = {'machine': about, 'rows': rows}
-    files.write(folder / 'passes.json', printing.compact(doc))
-    if folder.resolve() == HERE / 'results':
-      page.fill(HERE, text.strip(), 'passes')
+  ).strip()
+  page.save(folder, HERE, {'machine': about, 'rows': rows}, text, 'passes')
   print(text)
   return True
 

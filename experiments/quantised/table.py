@@ -20,11 +20,11 @@ from absl import flags  # noqa: E402
 
 from experiments import page  # noqa: E402
 from experiments.quantised import render  # noqa: E402
-from specdec_jax import build, fields, program  # noqa: E402
+from specdec_jax import fields, program  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.drafters import lm, method  # noqa: E402
+from specdec_jax.drafters import lm  # noqa: E402
 from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
@@ -106,17 +106,8 @@ def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
     made = settings_lib.engine(
       dataclasses.replace(e, settings=own), 'lm', gammas[-1]
     )
-    engine = build.engine(
-      e.target,
-      draft=method.Method(
-        made.drafter._replace(name=name),
-        made.weights.draft,
-        made.q,
-        draft=made.draft,
-      ),
-      rule=e.settings.decode.rule,
-      options=made.options,
-    )
+    named = made.drafter._replace(name=name)
+    engine = dataclasses.replace(made, drafter=named)
     out += [plan_lib.Arm(f'{name} g={x}', name, x, engine) for x in gammas]
   return out
 

@@ -29,7 +29,6 @@ from specdec_jax import (  # noqa: E402
 from specdec_jax import settings as settings_lib  # noqa: E402
 from specdec_jax.bench import intervals  # noqa: E402
 from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
 from specdec_jax.serve import batch  # noqa: E402
 
 _CONFIG = program.config_flag('configs/smollm2.py')
@@ -157,11 +156,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
   text = '\n'.join(page.lines(part)).rstrip()
   print(text)
   print(printing.compact(doc))
-  if folder is None:
-    return
-  files.write(folder / 'pools.json', printing.compact(doc))
-  if folder.resolve() == HERE.resolve() / 'results':
-    page.fill(HERE, text, 'pools')
+  page.save(folder, HERE, doc, text, 'pools')
 
 
 if __name__ == '__main__':

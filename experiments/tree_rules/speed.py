@@ -27,7 +27,6 @@ from specdec_jax.bench import (  # noqa: E402
 from specdec_jax.bench import plan as plan_lib  # noqa: E402
 from specdec_jax.costs import calibration  # noqa: E402
 from specdec_jax.drafters import branch  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
 
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
@@ -58,10 +57,7 @@ def run() -> bool:
     doc['rows'] += _rows(settings_lib.settings(config), chosen)
     printing.progress_console().print(doc['rows'][-1], soft_wrap=True)
   text = _markdown(doc)
-  if folder is not None:
-    files.write(folder / 'speed.json', printing.compact(page.plain(doc)))
-    if folder.resolve() == HERE.resolve() / 'results':
-      page.fill(HERE, text, 'speed')
+  page.save(folder, HERE, page.plain(doc), text, 'speed')
   print(text)
   return not any('BUG' in (row['differing'] or '') for row in doc['rows'])
 
