@@ -8,15 +8,15 @@ import sys
 import time
 import traceback
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments.gpu import parts, programs, render
+from specdec_jax import machine, printing, program
+from specdec_jax.io import files
+
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
-
-from absl import flags  # noqa: E402
-
-from experiments.gpu import parts, programs, render  # noqa: E402
-from specdec_jax import machine, printing, program  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-
 _PARTS = flags.DEFINE_list('parts', list(parts.PARTS), 'what to measure')
 _TINY = flags.DEFINE_bool('tiny', False, 'every line, on tiny models')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')

@@ -15,16 +15,16 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from specdec_jax import machine, printing, program
+from specdec_jax.io import files
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from specdec_jax import machine, printing, program  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing')
 _TARGET = flags.DEFINE_string('pair_target', '', "the pair's 1.5B, in Q4_K_M")
 _DRAFT = flags.DEFINE_string('pair_draft', '', 'its 0.5B')

@@ -6,18 +6,19 @@ import pathlib
 import sys
 from typing import Any
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from configs import smollm2  # noqa: E402
-from experiments import page  # noqa: E402
-from experiments.heads import kinds, render  # noqa: E402
-from experiments.specbench import questions  # noqa: E402
-from specdec_jax import printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, verdict  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
+from configs import smollm2
+from experiments import page
+from experiments.heads import kinds, render
+from experiments.specbench import questions
+from specdec_jax import printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, verdict
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
+
+HERE = pathlib.Path(__file__).parent
 
 
 def run() -> bool:

@@ -7,19 +7,19 @@ import dataclasses
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from experiments.methods import render
+from specdec_jax import build, machine, metrics, printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import budget, identity, predict, prompts, timing
+from specdec_jax.bench import plan as plan_lib
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.methods import render  # noqa: E402
-from specdec_jax import build, machine, metrics, printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import budget, identity, predict, prompts, timing  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-
 _CONFIG = program.config_flag(str(HERE / 'config.py'))
 _RULES = flags.DEFINE_list(
   'rules', ['reject', 'block', 'coupled', 'lenient:0.5'], 'names of rules'

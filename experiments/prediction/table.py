@@ -9,20 +9,20 @@ import json
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from experiments.prediction import cells as cells_lib
+from specdec_jax import program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, prompts, verdict
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.prediction import cells as cells_lib  # noqa: E402
-from specdec_jax import program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, prompts, verdict  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-
 _CONFIG = program.config_flag(str(HERE / 'config.py'))
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing: draw what is stored')

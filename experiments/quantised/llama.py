@@ -12,19 +12,19 @@ import shutil
 import subprocess
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from experiments.quantised import render
+from specdec_jax import machine, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import prompts
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.quantised import render  # noqa: E402
-from specdec_jax import machine, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.bench import prompts  # noqa: E402
-
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
 _NODE = flags.DEFINE_string('node', '', 'folder with node_modules')
 _NEW = flags.DEFINE_integer('new', 64, 'tokens of an answer, at most')

@@ -8,20 +8,20 @@ import itertools
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from specdec_jax import machine, printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import budget, prompts, timing
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration
+from specdec_jax.models import work
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from specdec_jax import machine, printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import budget, prompts, timing  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.costs import calibration  # noqa: E402
-from specdec_jax.models import work  # noqa: E402
-
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
 _SOURCES = flags.DEFINE_list('sources', [], 'models')
 _REPEATS = flags.DEFINE_integer('repeats', 7, 'samples of each pass')

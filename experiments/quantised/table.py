@@ -12,21 +12,21 @@ import pathlib
 import sys
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from experiments.quantised import render
+from specdec_jax import fields, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, budget, prompts, verdict
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.drafters import lm
+from specdec_jax.io import files
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.quantised import render  # noqa: E402
-from specdec_jax import fields, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, budget, prompts, verdict  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.drafters import lm  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-
 _CONFIG = program.config_flag(str(ROOT / 'configs/pair.py'))
 _TARGETS = flags.DEFINE_list(
   'targets', ['bfloat16', 'int8', 'int4', 'stored'], 'dtypes of the target'

@@ -11,17 +11,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-import jax  # noqa: E402
-import psutil  # noqa: E402
-from absl import flags  # noqa: E402
+import jax
+import psutil
+from absl import flags
 
-from experiments import page, plots  # noqa: E402
-from experiments.serving import clients as clients_lib  # noqa: E402
-from specdec_jax import (  # noqa: E402
+from experiments import page, plots
+from experiments.serving import clients as clients_lib
+from specdec_jax import (
   api,
   completion,
   machine,
@@ -29,12 +27,14 @@ from specdec_jax import (  # noqa: E402
   program,
   requests,
 )
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import intervals  # noqa: E402
-from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.costs import parts  # noqa: E402
-from specdec_jax.serve import batch  # noqa: E402
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import intervals
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.costs import parts
+from specdec_jax.serve import batch
 
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
 _CONFIG = program.config_flag('configs/smollm2.py')
 _REQUESTS = flags.DEFINE_integer('requests', 1000, 'of the load test', 8)
 _CLIENTS = flags.DEFINE_integer('clients', 64, 'of the load test', 1)

@@ -8,14 +8,13 @@ import pathlib
 import sys
 import time
 
-HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-import numpy as np  # noqa: E402
-from absl import flags  # noqa: E402
+import numpy as np
+from absl import flags
 
-from experiments import page  # noqa: E402
-from specdec_jax import (  # noqa: E402
+from experiments import page
+from specdec_jax import (
   api,
   build,
   completion,
@@ -26,11 +25,12 @@ from specdec_jax import (  # noqa: E402
   program,
   requests,
 )
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import intervals  # noqa: E402
-from specdec_jax.bench import prompts as prompts_lib  # noqa: E402
-from specdec_jax.serve import batch  # noqa: E402
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import intervals
+from specdec_jax.bench import prompts as prompts_lib
+from specdec_jax.serve import batch
 
+HERE = pathlib.Path(__file__).parent
 _CONFIG = program.config_flag('configs/smollm2.py')
 _REQUESTS = flags.DEFINE_integer('requests', 64, 'of each repeat', 1)
 _REPEATS = flags.DEFINE_integer('repeats', 6, 'each with other lengths', 1)

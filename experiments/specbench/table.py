@@ -7,19 +7,19 @@ bash experiments/specbench/run.sh --questions=PATH/question.jsonl \
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from absl import flags
+
+from experiments import page
+from experiments.specbench import questions, render
+from specdec_jax import printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import benchmark, verdict
+from specdec_jax.bench import plan as plan_lib
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.specbench import questions, render  # noqa: E402
-from specdec_jax import printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import benchmark, verdict  # noqa: E402
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _QUESTIONS = flags.DEFINE_string('questions', '', 'a question.jsonl')
 _LIMIT = flags.DEFINE_integer(

@@ -7,27 +7,27 @@ import dataclasses
 import pathlib
 import sys
 
-HERE = pathlib.Path(__file__).parent
-ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
-from absl import flags  # noqa: E402
+from absl import flags
 
-from experiments import page  # noqa: E402
-from experiments.specbench import questions as questions_lib  # noqa: E402
-from specdec_jax import build, machine, metrics, printing, program  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.bench import (  # noqa: E402
+from experiments import page
+from experiments.specbench import questions as questions_lib
+from specdec_jax import build, machine, metrics, printing, program
+from specdec_jax import settings as settings_lib
+from specdec_jax.bench import (
   budget,
   identity,
   intervals,
   predict,
   timing,
 )
-from specdec_jax.bench import plan as plan_lib  # noqa: E402
-from specdec_jax.costs import calibration  # noqa: E402
-from specdec_jax.drafters import branch  # noqa: E402
+from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration
+from specdec_jax.drafters import branch
 
+HERE = pathlib.Path(__file__).parent
+ROOT = HERE.parents[1]
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _DTYPES = flags.DEFINE_list('dtypes', ['float32', 'int8', 'stored'], 'target')
 _SHAPES = flags.DEFINE_string(

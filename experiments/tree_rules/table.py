@@ -6,21 +6,21 @@ bash experiments/tree_rules/run.sh [--exact] [--questions=PATH] [--minutes=12]
 import pathlib
 import sys
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+import jax
+from absl import flags
+
+from experiments import page
+from experiments.specbench import questions as questions_lib
+from experiments.tree_rules import exact, render
+from specdec_jax import api, build, machine, program, types
+from specdec_jax import settings as settings_lib
+from specdec_jax.drafters import branch
+from specdec_jax.io import files
+
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path.insert(0, str(ROOT))
-
-import jax  # noqa: E402
-from absl import flags  # noqa: E402
-
-from experiments import page  # noqa: E402
-from experiments.specbench import questions as questions_lib  # noqa: E402
-from experiments.tree_rules import exact, render  # noqa: E402
-from specdec_jax import api, build, machine, program, types  # noqa: E402
-from specdec_jax import settings as settings_lib  # noqa: E402
-from specdec_jax.drafters import branch  # noqa: E402
-from specdec_jax.io import files  # noqa: E402
-
 _CONFIG = program.config_flag(str(ROOT / 'configs/smollm2.py'))
 _EXACT = flags.DEFINE_bool('exact', False, 'enumerate; else measure')
 _EACH = flags.DEFINE_integer('each', 10, 'exact problems of a family', 1)
