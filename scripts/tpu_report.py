@@ -21,7 +21,7 @@ from absl import flags
 
 from specdec_jax import fields, printing, program
 from specdec_jax import settings as settings_lib
-from specdec_jax.chips import aot, report, train_step
+from specdec_jax.chips import aot, report
 from specdec_jax.io import sources
 from specdec_jax.models import convert, weights
 
@@ -63,18 +63,12 @@ def run() -> bool:
     draft.tensor_parallel,
     (s.target.source, draft.source),
     (kinds[0], kinds[1]),
+    _TRAIN.value,
   )
-  length, step = _TRAIN.value, None
-  if length:
-    train_step.check(setting, length)
   doc = report.make(setting)
   print(*report.lines(doc), sep='\n')
-  if length:
-    step = doc['train'] = train_step.make(setting, length)
-    print(*train_step.lines(doc, step), sep='\n')
   print(printing.compact(doc))
-  refused = any(x.refused for x in doc['programs'].values())
-  return doc['room'].fits and not refused and (step is None or step.fits)
+  return doc['fits'] and (not doc['train'] or doc['train']['fits'])
 
 
 if __name__ == '__main__':

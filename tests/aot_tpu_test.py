@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import build, sharding
-from specdec_jax.chips import aot, hlo, train_step
+from specdec_jax.chips import aot, hlo, roofline, train_step
 from specdec_jax.drafters import dflash, lookup, method
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io.quantised import rounded
@@ -176,9 +176,10 @@ def test_every_chip_takes_rules_drafters_and_the_train_step(
   cache = 2 * rows * LENGTH * few.kv_heads // mesh.size * few.head_dim
   found = aot.compiled(lowered, mesh.size, (cache,), LENGTH)
   assert not found.refused and not found.warnings
-  step = train_step.make(setting, 128)
-  assert step.fits and not step.program.refused and not step.program.warnings
-  print(f'{topology}: {found.seconds:.1f} s and {step.program.seconds:.1f} s')
+  device, _ = roofline.topology(topology)
+  step = train_step.make(setting._replace(train=128), device)
+  assert step['fits'] and not step['program'].warnings
+  print(f'{topology}: {found.seconds:.1f} s, {step["program"].seconds:.1f} s')
 
 
 def written(text: str) -> Iterator[tuple[str, str]]:

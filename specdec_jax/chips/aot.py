@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import pathlib
 import sys
 import time
 from collections.abc import Collection
@@ -29,16 +28,14 @@ def library() -> str:
   Raises:
     ValueError: it is not installed.
   """
-  given = os.environ.get('TPU_LIBRARY_PATH', '')
-  places = [pathlib.Path(given)] if given else []
-  # scripts/test.sh keeps it off the path, where jax would look for a TPU.
-  places.append(pathlib.Path(sys.prefix) / 'libtpu/libtpu/libtpu.so')
   spec = importlib.util.find_spec('libtpu')
-  if spec and spec.origin:
-    places.append(pathlib.Path(spec.origin).with_name('libtpu.so'))
-  for place in places:
-    if place.exists():
-      return str(place)
+  # scripts/test.sh keeps it off the path, where jax would look for a TPU.
+  folders = [f'{sys.prefix}/libtpu/libtpu']
+  folders += spec.submodule_search_locations or () if spec else ()
+  given = os.environ.get('TPU_LIBRARY_PATH', '')
+  for place in (given, *(f'{x}/libtpu.so' for x in folders)):
+    if os.path.exists(place):
+      return place
   raise ValueError(
     "the TPU compiler libtpu is missing: pip install 'jax[tpu]', or "
     'bash scripts/test.sh --all, which keeps it in .venv/libtpu'
@@ -53,6 +50,7 @@ class Setting(NamedTuple):
   batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
   that share a draft (sharding.lay_out). names: of the models, to print.
   weights: what their matrices are stored as, of weights.INTEGERS; '': bfloat16.
+  train: tokens of a row in the draft's train step; 0: not looked at.
   """
 
   topology: str
@@ -66,6 +64,7 @@ class Setting(NamedTuple):
   tensor_parallel: int = 0
   names: tuple[str, str] = ('target', 'draft')
   weights: tuple[str, str] = ('', '')
+  train: int = 0
 
 
 def knows(topology: str) -> bool:

@@ -5,16 +5,13 @@ the programs that chips.aot compiles, for TPUs alone. Nothing runs, and there
 are no weights.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from specdec_jax import decode, printing, sharding
-from specdec_jax.chips import aot, roofline
+from specdec_jax.chips import aot, roofline, train_step
 from specdec_jax.costs import cost
 from specdec_jax.drafters import method
-from specdec_jax.models import weights
-
-# At which the speeds of different weights are compared.
-_ALPHA = 0.7
 
 
 def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
@@ -26,30 +23,34 @@ def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
   device, count = roofline.topology(s.topology)
   if s.data == s.model == 1:
     s = s._replace(model=count)
+  for sentence in _refusals(s, count):
+    raise ValueError(sentence)
+  return s, device
+
+
+def _refusals(s: aot.Setting, count: int) -> Iterator[str]:
   if s.data * s.model > count:
-    raise ValueError(
+    yield (
       f'mesh data={s.data} x model={s.model} needs {s.data * s.model} devices; '
       f'{s.topology} has {count}'
     )
   if s.rows % s.data:
-    raise ValueError(
-      f'batch_size={s.rows} does not divide over mesh data={s.data}: '
-      'use a multiple of it'
-    )
+    yield f'batch_size={s.rows}: must be a multiple of mesh data={s.data}'
   for name, c in (('target', s.target), ('draft', s.draft)):
     if c.dtype != 'bfloat16':
-      raise ValueError(
+      yield (
         f'{name}.dtype={c.dtype!r}: peaks of chips are of bfloat16: set '
         f'--config.{name}.dtype=bfloat16'
       )
   if (s.target.encoder is None) != (s.draft.encoder is None):
-    raise ValueError('an encoder: target and draft both need one, or neither')
+    yield 'an encoder: target and draft both need one, or neither'
   least, most = s.gamma + 4, min(s.target.context, s.draft.context)
   if not least <= s.slots <= most:
-    raise ValueError(
-      f'context={s.slots}: must be in {least} to {most}, what both models read'
-    )
-  return s, device
+    yield f'context={s.slots}: must be in {least} to {most}, what both read'
+  if s.train and not (aot.knows(s.topology) and s.draft.encoder is None):
+    yield f'train={s.train}: of models without an encoder, on TPUs only'
+  if s.train and not 2 <= s.train <= s.draft.context:
+    yield f'train={s.train}: must be in 2 to {s.draft.context} of the draft'
 
 
 def make(s: aot.Setting) -> dict[str, Any]:
@@ -59,9 +60,8 @@ def make(s: aot.Setting) -> dict[str, Any]:
     ValueError: see check.
   """
   s, device = check(s)
-  split = s.tensor_parallel or s.model
   target = roofline.share(s.target, s.model, s.weights[0])
-  draft = roofline.share(s.draft, split, s.weights[1])
+  draft = roofline.share(s.draft, s.tensor_parallel or s.model, s.weights[1])
   shares = dict(target=target, draft=draft)
   source, rows = aot.SOURCE if s.target.encoder else 0, s.rows // s.data
   sizes: dict[str, Any] = dict(rows=rows, slots=s.slots, source=source)
@@ -72,25 +72,18 @@ def make(s: aot.Setting) -> dict[str, Any]:
   programs = _compiled(s, rows, shares) if aot.knows(s.topology) else {}
   held = programs['speculative'].temporaries if programs else 0
   temporaries = max(0.0, held - sum(caches.values()))
-  draft_step = lambda split: roofline.forward(
-    device, roofline.share(s.draft, split, s.weights[1]), tokens=1, **sizes
-  )
   passes = {
-    'plain step': roofline.forward(device, target, tokens=1, **sizes),
-    'verify': roofline.forward(device, target, tokens=s.gamma + 1, **sizes),
-    'draft step': draft_step(split),
-  }
-  predicted = {
-    kind or 'bfloat16': roofline.predict(
-      device, roofline.share(s.target, s.model, kind), draft, **sizes
+    name: roofline.forward(device, share, tokens=tokens, **sizes)
+    for name, share, tokens in (
+      ('plain step', target, 1),
+      ('verify', target, s.gamma + 1),
+      ('draft step', draft, 1),
     )
-    for kind in ('', *weights.INTEGERS)
   }
   room = roofline.room(
     device, (target, draft), temporaries=temporaries, **sizes
   )
   read = min(s.target.context, s.draft.context)
-  splits = [n for n in range(1, s.model + 1) if s.model % n == 0]
   return dict(
     setting=s._replace(target=None, draft=None),
     device=device,
@@ -99,13 +92,10 @@ def make(s: aot.Setting) -> dict[str, Any]:
     temporaries=temporaries,
     room=room._replace(slots=min(room.slots, read)),
     passes=passes,
-    draft_steps={n: draft_step(n).seconds for n in splits},
-    roofline=predicted[s.weights[0] or 'bfloat16'],
-    speeds={
-      kind: (1 / x.step, x.best[_ALPHA][1] / x.step)
-      for kind, x in predicted.items()
-    },
+    roofline=roofline.predict(device, target, draft, **sizes),
     programs=programs,
+    fits=room.fits and not any(x.refused for x in programs.values()),
+    train=train_step.make(s, device) if s.train else {},
   )
 
 
@@ -128,10 +118,6 @@ def lines(doc: dict[str, Any]) -> list[str]:
   held = {f'{n} weights': x.weights for n, x in doc['shares'].items()}
   held |= {f'{n} cache': x for n, x in doc['caches'].items()}
   held |= {'temporaries': doc['temporaries']}
-  refused = [
-    f'{n}: {x.refused}' for n, x in doc['programs'].items() if x.refused
-  ]
-  fits = 'fits' if room.fits and not refused else 'DOES NOT FIT'
   out = [
     f'{" + ".join(s.names)} on {s.topology}: '
     f'{"compiled for, " if doc["programs"] else "by its data sheet, "}'
@@ -139,12 +125,9 @@ def lines(doc: dict[str, Any]) -> list[str]:
     f'mesh data={s.data} x model={s.model}, batch {s.rows}, '
     f'context {s.slots}, gamma {s.gamma}',
     '',
-    f'memory of a device: {fits} ({gb(sum(held.values()))} of '
-    f'{gb(device.memory)})',
-    *(f'  {name:15} {gb(x)}' for name, x in held.items()),
+    *_memory('memory of a device', held, device, doc['fits']),
     f'  longest context at batch {s.rows}: {room.slots}; largest batch at '
     f'context {s.slots}: {room.rows * s.data}',
-    *(f'  the compiler refuses {x}' for x in refused),
   ]
   for name, x in doc['shares'].items():
     if x.whole:
@@ -155,23 +138,36 @@ def lines(doc: dict[str, Any]) -> list[str]:
   out += ['', 'roofline estimate, a pass on a device:']
   for name, x in doc['passes'].items():
     out.append(
-      f'  {name:10} reads {gb(x.bytes)}, {_ms(x.bytes / device.bandwidth)}; '
+      f'  {name:10} reads {_gb(x.bytes)}, {_ms(x.bytes / device.bandwidth)}; '
       f'{x.operations / 1e9:.1f} G operations, '
-      f'{_ms(x.operations / device.peak)}; sends {x.sent / 1e6:.2f} MB, '
-      f'{_ms(x.sent / device.links)}; in all {_ms(x.seconds)}'
+      f'{_ms(x.operations / device.peak)}; {_sends(x.sent, device)}; '
+      f'in all {_ms(x.seconds)}'
     )
-  steps = [f'{n}: {_ms(x)}' for n, x in doc['draft_steps'].items()]
-  out.append(f'  draft step by draft.tensor_parallel: {", ".join(steps)}')
-  out += ['', *_predicted(doc['roofline'], s.gamma)]
-  speeds = [f'{n}: {x:.0f}, {y:.0f}' for n, (x, y) in doc['speeds'].items()]
-  out += [
-    f'  tokens/s of a row by target.dtype, plain and at alpha {_ALPHA}: '
-    f'{"; ".join(speeds)}',
-    '',
-  ]
+  out += ['', *_predicted(doc['roofline'], s.gamma), '']
   for name, program in doc['programs'].items():
-    out += program_lines(f'{name} generate', program, device)
+    out += _program(f'{name} generate', program, device)
+  if train := doc['train']:
+    names = 'parameters', 'moments', 'activations'
+    held = {name: train[name] for name in names}
+    title = f'train step of {s.names[1]}, {s.rows} rows of {s.train} tokens'
+    out += [
+      '',
+      *_memory(title, held, device, train['fits']),
+      f'  parameters and moments are split over {train["parts"]} of '
+      f'{s.data * s.model} devices',
+      *_program('train step', train['program'], device),
+    ]
   return out
+
+
+def _memory(
+  title: str, held: dict[str, float], device: roofline.Chip, fits: bool
+) -> Iterator[str]:
+  yield (
+    f'{title}: {"fits" if fits else "DOES NOT FIT"} '
+    f'({_gb(sum(held.values()))} of {_gb(device.memory)})'
+  )
+  yield from (f'  {name:15} {_gb(x)}' for name, x in held.items())
 
 
 def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
@@ -197,31 +193,30 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
   ]
 
 
-def program_lines(
-  title: str, x: aot.Compiled, device: roofline.Chip
-) -> list[str]:
+def _program(title: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
   """The figures of a compiled program; caches are temporaries."""
   if x.refused:
-    return []
+    return [f'{title}: the compiler refuses it: {x.refused}']
   out = [
     f'{title}, compiled in {x.seconds:.0f} s: arguments '
-    f'{gb(x.arguments)}, temporaries {gb(x.temporaries)}'
+    f'{_gb(x.arguments)}, temporaries {_gb(x.temporaries)}'
   ]
   for scope, found in sorted(x.collectives.items()):
     kinds = ', '.join(f'{n} {kind}' for kind, n in sorted(found.kinds.items()))
-    out.append(
-      f'  {scope}: {kinds}; sends {found.sent / 1e6:.2f} MB, '
-      f'{_ms(found.sent / device.links)}'
-    )
+    out.append(f'  {scope}: {kinds}; {_sends(found.sent, device)}')
   if x.operations is not None and x.bytes is not None:
     out.append(
       f"  the compiler's own count, every loop's body once: "
-      f'{x.operations / 1e9:.2f} G operations, {gb(x.bytes)} accessed'
+      f'{x.operations / 1e9:.2f} G operations, {_gb(x.bytes)} accessed'
     )
   return out + [f'  WARNING {line}' for line in x.warnings]
 
 
-def gb(x: float) -> str:
+def _sends(sent: float, device: roofline.Chip) -> str:
+  return f'sends {sent / 1e6:.2f} MB, {_ms(sent / device.links)}'
+
+
+def _gb(x: float) -> str:
   return f'{x / 1e9:.3f} GB'
 
 

@@ -25,14 +25,13 @@ NODES, LEVELS = (2, 4, 8, 16, 32), range(1, 9)
 
 
 class Chip(NamedTuple):
-  """A chip, by its maker's page.
+  """A chip, by its maker's page (docs/tpu_report.md has the addresses).
 
   memory: bytes. bandwidth: bytes a second that it reads of them.
   peak: dense bfloat16 operations a second. links: bytes a second that it sends,
   on all links together; half of what pages call bidirectional bandwidth.
   devices: what a program sees of a chip, each with an equal part.
   shapes: topologies of up to 64 chips. kinds: as jax calls a device.
-  source: the page.
   """
 
   memory: float
@@ -42,7 +41,6 @@ class Chip(NamedTuple):
   devices: int = 1
   shapes: tuple[str, ...] = ()
   kinds: tuple[str, ...] = ()
-  source: str = ''
 
   @property
   def device(self) -> 'Chip':
@@ -51,35 +49,29 @@ class Chip(NamedTuple):
     return Chip(memory, bandwidth, peak, links, 1, *self[5:])
 
 
-_PAGES = 'https://docs.cloud.google.com/tpu/docs/'
 _FLAT = '1x1', '2x2', '2x4', '4x4', '4x8', '8x8'
 _CUBES = '2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4'
 # Read on 2026-11-23.
 TPUS = {
   'v5e': Chip(16e9, 819e9, 197e12, 200e9, 1, _FLAT,
-              ('TPU v5 lite', 'TPU v5e'), _PAGES + 'v5e'),
+              ('TPU v5 lite', 'TPU v5e')),
   'v5p': Chip(95 * 2**30, 2765e9, 459e12, 600e9, 1, _CUBES,
-              ('TPU v5', 'TPU v5p'), _PAGES + 'v5p'),
+              ('TPU v5', 'TPU v5p')),
   'v6e': Chip(32e9, 1638e9, 918e12, 400e9, 1, _FLAT,
-              ('TPU v6 lite', 'TPU v6e'), _PAGES + 'v6e'),
-  'tpu7x': Chip(192 * 2**30, 7380e9, 2307e12, 600e9, 2, _CUBES,
-                ('TPU7x',), _PAGES + 'tpu7x'),
+              ('TPU v6 lite', 'TPU v6e')),
+  'tpu7x': Chip(192 * 2**30, 7380e9, 2307e12, 600e9, 2, _CUBES, ('TPU7x',)),
 }  # fmt: skip
-_SHEETS = 'https://www.nvidia.com/en-us/data-center/'
-_ADA = 'https://images.nvidia.com/aem-dam/Solutions/geforce/ada/'
 _HOST = '1', '2', '4', '8'
 # Of SXM modules and NVLink; the RTX 4090's links are PCIe 4.0 x16. Sheets
 # give peaks with sparsity too, twice these.
 GPUS = {
   'h100': Chip(80e9, 3350e9, 989e12, 450e9, 1, _HOST,
-               ('NVIDIA H100 80GB HBM3',), _SHEETS + 'h100/'),
-  'h200': Chip(141e9, 4800e9, 989e12, 450e9, 1, _HOST,
-               ('NVIDIA H200',), _SHEETS + 'h200/'),
+               ('NVIDIA H100 80GB HBM3',)),
+  'h200': Chip(141e9, 4800e9, 989e12, 450e9, 1, _HOST, ('NVIDIA H200',)),
   'a100': Chip(80e9, 2039e9, 312e12, 300e9, 1, _HOST,
-               ('NVIDIA A100-SXM4-80GB',), _SHEETS + 'a100/'),
+               ('NVIDIA A100-SXM4-80GB',)),
   'rtx4090': Chip(24e9, 1008e9, 165.2e12, 32e9, 1, _HOST,
-                  ('NVIDIA GeForce RTX 4090',),
-                  _ADA + 'nvidia-ada-gpu-architecture.pdf'),
+                  ('NVIDIA GeForce RTX 4090',)),
 }  # fmt: skip
 CHIPS = TPUS | GPUS
 
@@ -135,8 +127,7 @@ def share(c: model_config.LMConfig, split: int = 1, kind: str = '') -> Share:
 
   kind: what its matrices are stored as, of weights.INTEGERS; '': its dtype.
   """
-  axes = 'data', 'model'
-  mesh: Any = jax.sharding.AbstractMesh((1, split), axes)
+  mesh: Any = jax.sharding.AbstractMesh((1, split), ('data', 'model'))
   layout = sharding.lay_out(mesh, c)
   size = jnp.dtype(c.activations).itemsize
   weights = read = products = 0
@@ -233,8 +224,7 @@ def predict(
   best, trees = {}, {}
   for alpha in alphas:
     gains = {g: cost.improvement(alpha, g, c, v[g + 1]) for g in GAMMAS}
-    gamma = cost.best(gains)
-    best[alpha] = gamma, max(gains.values())
+    best[alpha] = cost.best(gains), max(gains.values())
     trees[alpha] = max(
       (cost.tree_tokens(alpha, n, d) / (d * c + v[n + 1]), n, d)
       for n in NODES

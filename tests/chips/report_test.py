@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from specdec_jax.chips import aot, hlo, report, roofline, train_step
+from specdec_jax.chips import aot, hlo, report, roofline
 from specdec_jax.costs import cost
 from specdec_jax.models import config, lm
 from tests import programs
@@ -19,11 +19,14 @@ GOOD = aot.Setting('v5e:2x2', 1, 2, TINY, TINY, 4, 128, 3)
     (dict(topology='v5e:3x3'), "topology='v5e:3x3': allowed are v5e:1x1, "),
     (dict(topology='h100'), "topology='h100': allowed are .*tpu7x:2x2x1"),
     (dict(model=8), 'model=8 needs 8 devices; v5e:2x2 has 4'),
-    (dict(data=3, model=1), 'batch_size=4 does not divide over mesh data=3'),
+    (dict(data=3, model=1), 'batch_size=4: must be a multiple of mesh data=3'),
     (dict(draft=TINY.running(dtype='float32')), 'draft.dtype=bfloat16'),
     (dict(target=config.sized('t5_tiny', dtype='bfloat16')), 'an encoder: '),
     (dict(slots=6), 'context=6: must be in 7 to 512'),
     (dict(slots=1024), 'context=1024: must be in 7 to 512'),
+    (dict(train=1), 'train=1: must be in 2 to 512'),
+    (dict(train=1024), 'train=1024: must be in 2 to 512'),
+    (dict(train=64, topology='h100:2'), 'train=64: .* on TPUs only'),
   ],
 )
 def test_refused_before_compiling(changes, words, monkeypatch):
@@ -42,25 +45,14 @@ def test_without_the_compiler(monkeypatch, tmp_path):
 
 def test_a_gpu_by_its_data_sheet(monkeypatch):
   monkeypatch.setattr(aot, 'devices', lambda *_: pytest.fail('compiled'))
-  setting = GOOD._replace(topology='h100:2')
+  setting = GOOD._replace(topology='h100:2', weights=('int8', 'int4'))
   doc = report.make(setting)
-  target, draft = doc['shares'].values()
-  assert doc['room'].fits and target.split == 2 and not doc['temporaries']
-  sizes = dict(rows=4, slots=128)
-  predicted = roofline.predict(roofline.CHIPS['h100'], target, draft, **sizes)
+  shares = roofline.share(TINY, 2, 'int8'), roofline.share(TINY, 2, 'int4')
+  assert tuple(doc['shares'].values()) == shares and shares[0].split == 2
+  assert doc['fits'] and not doc['temporaries']
+  chip = roofline.CHIPS['h100']
+  predicted = roofline.predict(chip, *shares, rows=4, slots=128)
   assert doc['roofline'] == predicted
-  narrow = report.make(setting._replace(weights=('int8', 'int4')))
-  target, draft = narrow['shares'].values()
-  assert target.weights == roofline.share(TINY, 2, 'int8').weights
-  assert draft.weights == roofline.share(TINY, 2, 'int4').weights
-  assert narrow['roofline'].step == 1 / narrow['speeds']['int8'][0]
-  assert doc['roofline'].step == 1 / doc['speeds']['bfloat16'][0]
-  plain = [x for x, _ in doc['speeds'].values()]
-  assert plain == sorted(plain)
-  step, gain = narrow['roofline'].step, narrow['roofline'].best[0.7][1]
-  assert narrow['speeds']['int8'][1] == gain / step
-  (line,) = (x for x in report.lines(narrow) if 'by target.dtype' in x)
-  assert f'int8: {1 / step:.0f}, {gain / step:.0f}; int4: ' in line
   head, *rest = report.lines(doc)
   assert head == 'target + draft on h100:2: by its data sheet, not run on'
   assert any('of 80.000 GB' in line for line in rest)
@@ -72,8 +64,6 @@ def test_a_gpu_by_its_data_sheet(monkeypatch):
   assert gain == cost.tree_tokens(0.7, nodes, levels) / (levels * c + v)
   assert any(f'v(33) {predicted.v[33]:.3f}' in line for line in rest)
   assert not any('compile' in line for line in rest)
-  with pytest.raises(ValueError, match='train=64: is compiled for TPUs, not h'):
-    train_step.check(setting, 64)
 
 
 HLO = """
@@ -160,12 +150,6 @@ def test_warnings_name_what_is_copied_gathered_and_moved():
   assert len(hlo.warnings(HLO, [], 128, {2048 * 1024})) == 1
 
 
-@pytest.mark.parametrize('length', [1, 1024])
-def test_a_row_that_the_draft_cannot_read(length):
-  with pytest.raises(ValueError, match=f'train={length}: must be in 2 to 512'):
-    train_step.make(GOOD, length)
-
-
 @pytest.mark.aot_tpu
 @pytest.mark.slow
 def test_the_program_reports_a_tiny_pair():
@@ -186,9 +170,7 @@ def test_the_program_reports_a_tiny_pair():
     '--config.draft.dtype=bfloat16',
   )
   found = done.check().document
-  assert found['room']['fits'] and found['setting']['model'] == 2
-  steps = found['draft_steps']
-  assert steps['2'] == found['passes']['draft step']['seconds'] != steps['1']
+  assert found['fits'] and found['setting']['model'] == 2
   # The compiler holds what arithmetic says; it pads what is small.
   weights = {name: x['weights'] for name, x in found['shares'].items()}
   plain, both = (found['programs'][x] for x in ('plain', 'speculative'))
@@ -199,10 +181,8 @@ def test_the_program_reports_a_tiny_pair():
     # Two in each of two layers and one of the embedding, as arithmetic has it.
     assert program['collectives']['verify']['kinds']['all-reduce'] >= 5
   # Both moments like their parameters, split over all four devices.
-  step, count = (
-    found['train'],
-    sum(math.prod(x.shape) for x in lm.shapes(TINY).values()),
-  )
+  step = found['train']
+  count = sum(math.prod(x.shape) for x in lm.shapes(TINY).values())
   assert step['fits'] and step['parts'] == 4
   assert count < step['parameters'] < 1.05 * count  # 4 bytes, a fourth of them
   assert step['moments'] == pytest.approx(2 * step['parameters'], rel=1e-3)

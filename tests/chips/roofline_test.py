@@ -119,10 +119,8 @@ def test_topologies():
 
 
 def test_the_table_of_chips():
-  every = roofline.CHIPS.values()
-  assert all(x.source.startswith('https://') for x in every)
-  kinds = [kind for x in every for kind in x.kinds]
-  assert len(kinds) == len(set(kinds)) and all(x.kinds for x in every)
+  kinds = [kind for x in roofline.CHIPS.values() for kind in x.kinds]
+  assert len(kinds) == len(set(kinds)) >= len(roofline.CHIPS)
   assert roofline.called('TPU v5 lite') == 'v5e'
   assert roofline.called('NVIDIA H200') == 'h200'
   assert roofline.called('NVIDIA H20') == roofline.called('cpu') == ''
