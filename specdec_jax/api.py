@@ -18,7 +18,6 @@ from specdec_jax import (
   build,
   completion,
   debug,
-  decode,
   fields,
   hosts,
   metrics,
@@ -136,12 +135,10 @@ def check_cache(
     ValueError: as generate.
   """
   engine, items, each, wanted = _job(target, _listed(prompts), 0, **asked)
-  parts = engine.drafter, engine.rule, engine.options
-  loop = decode.Loop(target.model, *parts)
   rows = min(each[0].batch_size, len(items))
   for _, batch in _batches(engine, items, wanted, rows):
     placed = requests.place(batch, target.layout)
-    debug.check_cache(loop, engine.weights, placed, proposals=proposals)
+    debug.check_cache(engine.loop, engine.weights, placed, proposals=proposals)
 
 
 class _Job(NamedTuple):
@@ -169,7 +166,11 @@ def _job(
   if not 1 <= len(prompts) <= _PROMPTS:
     raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
   each = completion.each(options, len(prompts))
-  build.check(target, draft)
+  if not isinstance(target, build.LanguageModel):
+    raise ValueError(
+      f'target={fields.short(target)}: must be a loaded model, as in '
+      "specdec_jax.load('hf:org/name')"
+    )
   wanted = each[0]
   if wanted.logprobs > target.ids:
     raise ValueError(

@@ -14,7 +14,7 @@ from specdec_jax import decode, fields, types
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, branch, method, table
 from specdec_jax.io import load as load_lib
-from specdec_jax.io import own, sources
+from specdec_jax.io import own
 from specdec_jax.verify import (
   block,
   coupled,
@@ -65,26 +65,14 @@ class Engine:
   parts: tuple[method.Method, ...] = ()
   costs: Mapping[str, Any] | None = None
 
+  @property
+  def loop(self) -> decode.Loop:
+    parts = self.drafter, self.rule, self.options
+    return decode.Loop(self.target.model, *parts)
+
   def __repr__(self) -> str:
     parts = self.target, self.drafter.name, self.drafter.gamma, self.rule.name
     return f'Engine{parts}'
-
-
-def check(target: Any, draft: Any) -> None:
-  """Raises ValueError for what is nearly a target or a draft."""
-  if not isinstance(target, LanguageModel):
-    raise ValueError(
-      f'target={fields.short(target)}: must be a loaded model, as in '
-      "specdec_jax.load('hf:org/name')"
-    )
-  for name, model in (('target', target), ('draft', draft)):
-    why = None
-    if isinstance(model, types.Model):
-      why = 'has no parameters: give what specdec_jax.wrap makes of it'
-    elif isinstance(model, sources.Source):
-      why = 'has no weights: give what specdec_jax.load returns'
-    if why:
-      raise ValueError(f'{name}={fields.short(model)} {why}')
 
 
 def engine(
@@ -169,13 +157,13 @@ def check_tree(
 
 def check_prediction(engine: Engine) -> None:
   """Raises ValueError if nothing would search a prediction."""
-  why = ''
   if engine.target.start is not None:
     why = f'{engine.target.label} has an encoder, and its source is searched'
-  elif not searches(engine):
+  elif searches(engine):
+    return
+  else:
     why = f'{engine.drafter.name} searches none; lookup and hybrid do'
-  if why:
-    raise ValueError(f'prediction: {why}; leave it out')
+  raise ValueError(f'prediction: {why}; leave it out')
 
 
 def searches(engine: Engine) -> bool:
@@ -240,27 +228,28 @@ def _rule(text: str) -> types.Rule:
     raise ValueError(
       f"rule={text}: allowed are {names}, 'file.py:name', or a types.Rule"
     )
+  why = f'{name} takes no number'
   if isinstance(found, types.Rule):
-    if number:
-      raise ValueError(f'rule={text}: {name} takes no number')
-    return found
-  if not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
+    if not number:
+      return found
+  elif not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
     return types.Rule(name, found)
-  if not number and name in RULES:
-    raise ValueError(f'rule={text}: needs a number, as in {name}:0.5')
-  try:
-    numbers = [float(number)] if number else []
-    made = found(*numbers) if own.binds(found, *numbers) else None
-  except Exception as error:  # a user's function may raise anything
-    raised = f'it raised {fields.first_line(error)}'
-    why = str(error) if name in RULES else raised
-    raise ValueError(f'rule={text}: {why}') from error
-  if not isinstance(made, types.Rule):
-    raise ValueError(
-      f'rule={text}: {own.signature(found)}; want verify(noise, draft, p_BNV) '
-      '-> Verdict, a types.Rule or a function that makes one'
+  elif not number and name in RULES:
+    why = f'needs a number, as in {name}:0.5'
+  else:
+    why = (
+      f'{own.signature(found)}; want verify(noise, draft, p_BNV) -> Verdict, a '
+      'types.Rule or a function that makes one'
     )
-  return made
+    try:
+      numbers = [float(number)] if number else []
+      made = found(*numbers) if own.binds(found, *numbers) else None
+    except Exception as error:  # a user's function may raise anything
+      raised = f'it raised {fields.first_line(error)}'
+      made, why = None, str(error) if name in RULES else raised
+    if isinstance(made, types.Rule):
+      return made
+  raise ValueError(f'rule={text}: {why}')
 
 
 def lossless_rules() -> dict[str, types.Rule]:

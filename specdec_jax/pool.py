@@ -106,9 +106,8 @@ class Pool:
   @classmethod
   def of(cls, engine: Any, **sizes) -> 'Pool':
     """A pool of a build.Engine; sizes: rows, length, sources, stops."""
-    parts = engine.target.model, engine.drafter, engine.rule, engine.options
-    loop, layout = decode.Loop(*parts), engine.target.layout
-    return cls(loop, engine.weights, layout, **sizes)
+    layout = engine.target.layout
+    return cls(engine.loop, engine.weights, layout, **sizes)
 
   @property
   def free(self) -> int:

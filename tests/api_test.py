@@ -295,10 +295,10 @@ GENERATE = [
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
   (dict(rule='lenient:nan'), 'lenience=nan: must be a number'),
   (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
-  (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\) has no parameters'),
+  (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\): allowed are'),
   (
     dict(draft=sources.open_source('random:tiny')),
-    r"draft=Source\('random:tiny'\) has no weights: give what",
+    r"draft=Source\('random:tiny'\): allowed are .*, a loaded model",
   ),
   (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),

@@ -210,15 +210,13 @@ def passes(m, s: Sizes, n: int, options=None, **sizes) -> Walk:
   """Passes of n tokens; of 1, plain decoding."""
   asked = request(m, s, new=min(STEPS, s.new), gamma=n - 1, **sizes)
   weights, most = types.Weights(m.params), jnp.int32(n - 1)
+  drafter = scripted_lib.make(gamma=n - 1) if n > 1 else decode.PLAIN
   lowered = parts_lib.verify_along.lower(
     weights,
     asked,
     most,
     most,
-    target=m.model,
-    rule=reject.RULE,
-    options=OPTIONS,
-    gamma=n - 1,
+    loop=decode.Loop(m.model, drafter, reject.RULE, OPTIONS),
   )
   return Walk(compiled(lowered, options), weights, asked, (most,))
 
@@ -232,9 +230,7 @@ def drafting(m, draft: Any, s: Sizes, most: int, **sizes) -> Walk:
     weights,
     asked,
     jnp.int32(1),
-    target=m.model,
-    drafter=made.drafter,
-    rule=reject.RULE,
+    loop=decode.Loop(m.model, made.drafter, reject.RULE),
   )
   return Walk(compiled(lowered), weights, asked)
 

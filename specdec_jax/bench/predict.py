@@ -140,9 +140,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
       engine.weights,
       request,
       np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
-      target=engine.target.model,
-      drafter=engine.drafter,
-      rule=engine.rule,
+      loop=engine.loop,
     )
   found = overlap(
     engine.weights,

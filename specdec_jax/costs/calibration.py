@@ -49,7 +49,7 @@ def calibrate(
   counts = {0, 1, *(arm.gamma for arm in arms)}
   compiling = printing.track(engines.values(), 'compiling the parts')
   found = _parts(compiling, request, counts)
-  found['verify', 1] = _verify(arms[0].engine, request, 0, 0)
+  found['verify', 1] = _verify(arms[0].engine, request, 0)
   rounds = printing.track(range(repeats), 'calibrating')
   seconds = parts_lib.seconds(found, rounds)
   steps = seconds['verify', 1]
@@ -116,11 +116,10 @@ def _parts(
   """
   out: dict[tuple[str, int], parts_lib.Part] = {}
   for engine in engines:
-    gamma = engine.drafter.gamma
-    for j in engine.options.bodies(gamma):
+    for j in engine.options.bodies(engine.drafter.gamma):
       key = 'verify', j + 1 if j else 0
       if key not in out:  # The same for all.
-        out[key] = _verify(engine, request, gamma, j)
+        out[key] = _verify(engine, request, j)
     for part in _methods(engine):
       for count in counts:
         if (key := (part.drafter.name, count)) not in out:
@@ -134,20 +133,11 @@ def _methods(engine) -> Sequence[method.Method]:
   return engine.parts or (alone,)
 
 
-def _verify(
-  engine, request: decode.Request, gamma: int, count: int
-) -> parts_lib.Part:
-  """Windows that propose `count` of gamma tokens, as a part; compiled."""
-  weights = engine.weights._replace(draft=())
+def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:
+  """Windows that propose `count` of the engine's gamma, as a part; compiled."""
+  fixed = engine.weights._replace(draft=()), request, jnp.int32(count)
   walk = lambda steps: parts_lib.verify_along(
-    weights,
-    request,
-    jnp.int32(count),
-    jnp.int32(steps),
-    target=engine.target.model,
-    rule=engine.rule,
-    options=engine.options,
-    gamma=gamma,
+    *fixed, jnp.int32(steps), loop=engine.loop
   )
   walk(0)
   return parts_lib.Part(walk, _windows(request))
@@ -157,15 +147,11 @@ def _propose(
   engine, part: method.Method, count: int, request: decode.Request
 ) -> parts_lib.Part:
   """Drafting, in samples of 0.1 s or more: a lookup takes no time."""
-  weights = engine.weights._replace(draft=part.params)
   asked = request._replace(gamma_B=jnp.full_like(request.gamma_B, count))
+  fixed = engine.weights._replace(draft=part.params), asked
+  loop = engine.loop._replace(drafter=part.drafter)
   walk = lambda steps: parts_lib.propose_along(
-    weights,
-    asked,
-    jnp.int32(steps),
-    target=engine.target.model,
-    drafter=part.drafter,
-    rule=engine.rule,
+    *fixed, jnp.int32(steps), loop=loop
   )
   walk(1)
   steps = _windows(request)

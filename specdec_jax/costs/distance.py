@@ -49,10 +49,10 @@ def between(
 ) -> Distance:
   """The Distance of the target from `reference`, over the prompts' own tokens.
 
-  Args:
-    target, reference: of one tokenizer, on the same devices.
-    requests: the prompts, placed as for decoding with the target.
-    prompts: their number; rows after them are copies, which fill a batch.
+  Both are on the same devices.
+
+  requests: the prompts, placed as for decoding with the target.
+  prompts: their number; rows after them are copies, which fill a batch.
 
   Raises:
     ValueError: another tokenizer, or an encoder, which reads the prompts, or
@@ -64,15 +64,11 @@ def between(
       'an encoder predicts none of them; leave it out'
     )
   tokenizer.check_same(target.tokenizer, reference.tokenizer)
-  read = functools.partial(
-    _columns,
-    target=target.model,
-    reference=reference.draft_model(target),
-    chunk=chunk,
-  )
+  models = target.model, reference.draft_model(target)
+  params = target.params, reference.as_draft[1]
   found: list[np.ndarray] = []
   for request in requests:
-    columns = read(target.params, reference.as_draft[1], request)
+    columns = _columns(params, request, models=models, chunk=chunk)
     columns, ends_B = hosts.fetch((columns, request.lengths_B))
     at_BL = np.indices(request.tokens_BL.shape)[1]
     # Nothing predicts the first token of a text.
@@ -91,14 +87,12 @@ def between(
   return Distance(*about, *means, *np.exp([loss, other]).tolist())
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'reference', 'chunk'))
+@functools.partial(jax.jit, static_argnames=('models', 'chunk'))
 def _columns(
-  params: types.Params,
-  reference_params: types.Params,
+  params: tuple[types.Params, types.Params],
   request: decode.Request,
   *,
-  target: types.Model,
-  reference: types.Model,
+  models: tuple[types.Model, types.Model],
   chunk: int,
 ) -> Sequence[Array]:
   """Of each token: its total variation, kl, agreement, and losses, [B, L]."""
@@ -120,7 +114,7 @@ def _columns(
     )
 
   return forward.score(
-    [(target, params), (reference, reference_params)],
+    list(zip(models, params, strict=True)),
     request.tokens_BL,
     jnp.ones_like(request.lengths_B),
     request.lengths_B,

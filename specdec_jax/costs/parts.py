@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import decode, forward, hosts, types
-from specdec_jax import sampling as sampling_lib
 from specdec_jax.costs import scripted
 
 Array = jax.Array
@@ -55,33 +54,30 @@ def seconds(
   return out
 
 
-@functools.partial(
-  jax.jit, static_argnames=('target', 'rule', 'options', 'gamma')
-)
+@functools.partial(jax.jit, static_argnames='loop')
 def verify_along(
   weights: types.Weights,
   request: decode.Request,
   count: Array,
   steps: Array,
   *,
-  target: types.Model,
-  rule: types.Rule,
-  options: decode.Options,
-  gamma: int,
+  loop: decode.Loop,
 ):
-  """Runs `steps` windows that propose `count` of gamma tokens at no cost.
+  """Runs `steps` windows of drafts that propose `count` tokens at no cost.
 
-  Windows start at the request's lengths, and again at each limit. gamma: of the
-  program; 0 is plain decoding. Returns a number that uses all the work.
+  Windows start at the request's lengths, and again at each limit. Of the loop's
+  drafter only gamma counts; 0 is plain decoding. Returns a number that uses all
+  the work.
   """
+  gamma = loop.drafter.gamma
   drafter = scripted.make(gamma=gamma) if gamma else decode.PLAIN
-  loop = decode.Loop(target, drafter, rule, options)
+  loop = loop._replace(drafter=drafter)
   script = request.tokens_BL, jnp.full_like(request.tokens_BL, count)
   weights = weights._replace(draft=script)
   begin = functools.partial(decode.start, loop)
   state, info = forward.blank(begin, weights, request)
   state = state._replace(
-    tokens_BL=request.tokens_BL, cache=_cache(target, weights, request)
+    tokens_BL=request.tokens_BL, cache=_cache(loop.target, weights, request)
   )
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 1)
 
@@ -97,15 +93,13 @@ def verify_along(
   return jnp.sum(state.tokens_BL) + jnp.sum(info.calls_B)
 
 
-@functools.partial(jax.jit, static_argnames=('target', 'drafter', 'rule'))
+@functools.partial(jax.jit, static_argnames='loop')
 def propose_along(
   weights: types.Weights,
   request: decode.Request,
   steps: Array,
   *,
-  target: types.Model,
-  drafter: types.Drafter,
-  rule: types.Rule,
+  loop: decode.Loop,
 ):
   """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
 
@@ -113,19 +107,17 @@ def propose_along(
   not run: features are zeros, and a drafter in its cache finds there what it
   wrote.
 
-  Args:
-    weights, request: of target and draft; prompts with the text after them,
-      which ends at limit_B.
-    rule: whose noise the drafter has.
+  request: prompts with the text after them, which ends at limit_B.
 
   Returns:
     (proposals_BL, check): the first token proposed for each index, -1 where
     none was, and a number that uses all the work.
   """
   B, L = request.tokens_BL.shape
+  drafter = loop.drafter
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 0)
-  cache = _cache(target, weights, request)
-  before_BLE, after_BNE = _features(target, drafter, weights, request, cache)
+  cache = _cache(loop.target, weights, request)
+  before_BLE, after_BNE = _features(loop, weights, request, cache)
 
   def at(i):
     going = jnp.minimum(i, span_B), i < span_B
@@ -135,9 +127,10 @@ def propose_along(
   def body(i, carry):
     state, cache, proposals_BL, check = carry
     context = at(i)
-    noise = _noise(request, drafter, context.lengths_B, rule)
-    draft, state, cache = drafter.propose(weights, state, context, noise, cache)
-    outcome = _token(context.live_B, target.vocab)
+    draft, state, cache = _propose(
+      loop, weights, request, state, context, cache
+    )
+    outcome = _token(context.live_B, loop.target.vocab)
     state = drafter.commit(state, at(i + 1), outcome, after_BNE)
     index_B = jnp.where(context.live_B, context.lengths_B, L)
     token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
@@ -159,14 +152,14 @@ def propose_along(
   return jax.lax.while_loop(going, along, first)[2:]
 
 
-def _noise(request, drafter, lengths_B, rule: types.Rule) -> types.Noise:
-  keys = request.seed_B, request.request_B, lengths_B, request.sampling
-  return sampling_lib.noise(
-    *keys,
-    gamma=drafter.gamma,
-    coupled=rule.coupled,
-    siblings=rule.siblings,
+def _propose(loop: decode.Loop, weights, request, state, context, cache):
+  noise = loop.noise(
+    *(request.seed_B, request.request_B, context.lengths_B, request.sampling),
+    gamma=loop.drafter.gamma,
+    coupled=loop.rule.coupled,
+    siblings=loop.rule.siblings,
   )
+  return loop.drafter.propose(weights, state, context, noise, cache)
 
 
 def _token(live_B, vocab: int) -> types.Outcome:
@@ -187,38 +180,33 @@ def has_q(engine, group) -> bool:
   """
   if engine.parts or engine.q is not None:
     return not engine.parts
-  target, drafter = engine.target.model, engine.drafter
-  weights, request = engine.weights, group.full
-  if drafter.taps:
+  loop, weights, request = engine.loop, engine.weights, group.full
+  if loop.drafter.taps:
     return False
 
   def propose():
     committed = request.tokens_BL, request.lengths_B, request.lengths_B > 0
-    context = decode.context_of(drafter, request, *committed)
-    state = drafter.init(weights, context, None)
-    noise = _noise(request, drafter, request.lengths_B, engine.rule)
-    cache = _cache(target, weights, request)
-    return drafter.propose(weights, state, context, noise, cache)[0]
+    context = decode.context_of(loop.drafter, request, *committed)
+    state = loop.drafter.init(weights, context, None)
+    cache = _cache(loop.target, weights, request)
+    return _propose(loop, weights, request, state, context, cache)[0]
 
   return jax.eval_shape(propose).q_BKV is None
 
 
-def _features(target, drafter, weights, request, cache):
+def _features(loop: decode.Loop, weights, request, cache):
   """Zeros like the features of init and commit, None for one without taps."""
-  if not drafter.taps:
+  tokens_BL, taps = request.tokens_BL, loop.drafter.taps
+  if not taps:
     return None, None
-  tokens_BL, taps = request.tokens_BL, drafter.taps
-  prompt = tokens_BL, request.lengths_B, cache
-  window_BN = jnp.zeros((len(tokens_BL), drafter.gamma + 1), jnp.int32)
-  window = window_BN, request.lengths_B, cache
-  model = target, weights.target
+  model, at = (loop.target, weights.target), (request.lengths_B, cache)
+  window_BN = jnp.zeros((len(tokens_BL), loop.drafter.gamma + 1), jnp.int32)
   read = lambda: forward.read(
-    *model, *window, slots=tokens_BL.shape[1], taps=taps
+    *model, window_BN, *at, slots=tokens_BL.shape[1], taps=taps
   )
+  prefill = lambda: forward.prefill(*model, tokens_BL, *at, chunk=1, taps=taps)
   return (
-    forward.blank(
-      lambda: forward.prefill(*model, *prompt, chunk=1, taps=taps)[1]
-    ),
+    forward.blank(lambda: prefill()[1]),
     forward.blank(lambda: forward.concat(read()[1])),
   )
 

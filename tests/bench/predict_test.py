@@ -295,7 +295,6 @@ def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
     group=fake(full=request),
     q=None,
     rule=reject.RULE,
-    target=fake(model=model),
     weights=types.Weights((), ()),
   )
   known = {'x': pytest.approx((0.3, 0.4, 0.05, 2))}
@@ -312,7 +311,8 @@ def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
     (certain._replace(propose=sampled), unknown),
     (certain._replace(taps=(0,)), unknown),
   ):
-    assert alphas(monkeypatch, drafter=drafter, **given) == want
+    loop = decode.Loop(model, drafter, reject.RULE)
+    assert alphas(monkeypatch, drafter=drafter, loop=loop, **given) == want
 
 
 def test_walk_proposes_at_every_prefix():
@@ -326,9 +326,7 @@ def test_walk_proposes_at_every_prefix():
     types.Weights(()),
     request,
     jnp.int32(6),
-    target=table_model.make(16),
-    drafter=drafter,
-    rule=reject.RULE,
+    loop=decode.Loop(table_model.make(16), drafter, reject.RULE),
   )
   # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
   proposed = {i: x for i, x in enumerate(proposals_BL[0].tolist()) if x >= 0}

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, types
+from specdec_jax import build, decode, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, prompts, records
 from specdec_jax.bench import plan as plan_lib
@@ -118,13 +118,12 @@ def test_drafting_that_is_timed_alone_keeps_the_contract():
     return length_B, state[1] * (live_B <= (length_B == context.lengths_B))
 
   request = fakes.request([[1, 2], [3]], np.array([3, 5]), vocab=13)
+  drafter = types.Drafter('mine', gamma, init, propose, commit, taps)
   proposed_BL, _ = parts.propose_along(
     types.Weights(lm.init(config, 0)),
     request,
     jnp.int32(12),
-    target=lm.make(config),
-    drafter=types.Drafter('mine', gamma, init, propose, commit, taps),
-    rule=kseq.RULE,
+    loop=decode.Loop(lm.make(config), drafter, kseq.RULE),
   )
   want_BL = np.full(proposed_BL.shape, -1)
   want_BL[0, 2:5] = want_BL[1, 1:6] = 1

@@ -183,9 +183,9 @@ def test_drafting_that_is_timed_alone_reads_the_source():
     types.Weights(params),
     request._replace(tokens_BL=text_BL),
     jnp.int32(NEW),
-    target=model,
-    drafter=early_exit.make(model, gamma=2, exit=2),
-    rule=reject.RULE,
+    loop=decode.Loop(
+      model, early_exit.make(model, gamma=2, exit=2), reject.RULE
+    ),
   )
   view = early_exit.view(model, 2)
   hidden_BLD = forward.hidden(view, params, text_BL, request.source)
