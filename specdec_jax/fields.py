@@ -28,6 +28,12 @@ _WORDS: dict[Any, tuple[str, str]] = {
   Mapping: ('a dict', ''),
   types.NoneType: ('None', ''),
 }
+_BOUNDS = {
+  'low': ('at least', operator.ge),
+  'above': ('more than', operator.gt),
+  'high': ('at most', operator.le),
+  'below': ('less than', operator.lt),
+}
 
 
 def setting(
@@ -41,15 +47,14 @@ def setting(
   needed: str = '',
   help: str = '',
 ) -> Any:
-  """A field of a settings dataclass.
+  """A field of a settings dataclass; without a default it is required.
 
   Args:
-    default: the default value; without one the field is required.
     low, high: inclusive bounds.
     above, below: exclusive bounds.
     allowed: the only values allowed; () for any.
-    needed: for a field that may be empty only while its section is not used,
-      a description of the value to give (see check_needed).
+    needed: a description of what to give; empty is allowed only where there is
+      a default, and the section is not used (see check_needed).
     help: one line of description, also shown when a value is refused.
   """
   about = dict(low=low, high=high, above=above, below=below)
@@ -80,20 +85,21 @@ def check(settings: Any) -> None:
       continue
     value = plain(getattr(settings, field.name))
     object.__setattr__(settings, field.name, value)
-    if typing.get_origin(field.type) is not tuple:
-      if value is not None or types.NoneType not in typing.get_args(field.type):
-        _check_value(field, field.type, value)
-      continue
-    kind = typing.get_args(field.type)[0]
-    # --config.decode.methods=lm,lookup arrives as the one text 'lm,lookup'.
-    listed = isinstance(value, tuple | list)
-    if not listed or any(isinstance(x, str) and ',' in x for x in value):
-      raise ValueError(
-        f'{field.name}={value!r}: must be a tuple of single values, as in '
-        f'"({_WORDS[kind][1]})"{_help(field)}'
-      )
-    for one in value:
-      _check_value(field, kind, one)
+    kind, each = field.type, [value]
+    if typing.get_origin(kind) is tuple:
+      kind, each = typing.get_args(kind)[0], value
+      # --config.decode.methods=lm,lookup arrives as the one text 'lm,lookup'.
+      listed = isinstance(each, tuple | list)
+      if not listed or any(isinstance(x, str) and ',' in x for x in each):
+        raise ValueError(
+          f'{field.name}={value!r}: must be a tuple of single values, as in '
+          f'"({_WORDS[kind][1]})"{_help(field)}'
+        )
+    for one in each:
+      if one is not None or types.NoneType not in typing.get_args(kind):
+        _check_value(field, kind, one)
+    if field.default is dataclasses.MISSING:
+      _check_needed(field, value)
 
 
 def plain(value: Any) -> Any:
@@ -110,9 +116,13 @@ def short(value: Any) -> str:
 def check_needed(settings: Any) -> None:
   """Raises ValueError if a field that was declared `needed` is empty."""
   for field in dataclasses.fields(settings):
-    what = field.metadata.get('needed', '')
-    if what and not getattr(settings, field.name):
-      raise ValueError(f'{field.name} is empty: give {what}')
+    _check_needed(field, getattr(settings, field.name))
+
+
+def _check_needed(field: dataclasses.Field, value: Any) -> None:
+  what = field.metadata.get('needed', '')
+  if what and not value:
+    raise ValueError(f'{field.name} is empty: give {what}')
 
 
 def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
@@ -138,11 +148,7 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def parse(kind: Any, config: Mapping[str, Any]) -> Any:
-  """A config as the dataclass `kind`, which has a field for each section.
-
-  Raises:
-    ValueError: a value out of range, or a key that is missing or unknown.
-  """
+  """A config as the dataclass `kind`, which has a field for each section."""
   sections = {f.name: f.type for f in dataclasses.fields(kind)}
   return kind(**parse_sections(sections, config))
 
@@ -150,7 +156,11 @@ def parse(kind: Any, config: Mapping[str, Any]) -> Any:
 def parse_sections(
   sections: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """As parse, from the dataclass of each section, by name."""
+  """The dataclass of each section of a config, by name.
+
+  Raises:
+    ValueError: a value out of range, or a key that is missing or unknown.
+  """
   if set(config) != set(sections):
     raise ValueError(
       f'config sections {sorted(config)}: want {sorted(sections)}'
@@ -166,36 +176,25 @@ def defaults(kind: Any) -> dict[str, Any]:
 
 
 def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
-  union = isinstance(kind, types.UnionType)
-  kinds = typing.get_args(kind) if union else (kind,)
-  what = ' or '.join(_WORDS.get(x, (f'a {x.__name__}',))[0] for x in kinds)
+  kinds = typing.get_args(kind) or (kind,)
   about = field.metadata
   good = isinstance(value, int | float if kind is float else kind)
   good = good and isinstance(value, bool) == (kind is bool)
   # No math.isfinite: it cannot read a whole number past the floats.
   good = good and (kind is not float or abs(value) <= sys.float_info.max)
-  if allowed := about['allowed']:
-    if not good or value not in allowed:
-      listed = ', '.join(str(x) or "''" for x in allowed)
-      raise ValueError(
-        f'{field.name}={short(value)}: allowed are {listed}{_help(field)}'
-      )
-    return
+  want = ' or '.join(_WORDS.get(x, (f'a {x.__name__}',))[0] for x in kinds)
   bounds = []
-  for name, words, holds in (
-    ('low', 'at least', operator.ge),
-    ('above', 'more than', operator.gt),
-    ('high', 'at most', operator.le),
-    ('below', 'less than', operator.lt),
-  ):
+  for name, (words, holds) in _BOUNDS.items():
     if (bound := about[name]) is not None:
       good = good and holds(value, bound)
       bounds.append(f'{words} {bound}')
-  if bounds:
-    what += ', ' + ' and '.join(bounds)
+  want = ', '.join(x for x in (f'must be {want}', ' and '.join(bounds)) if x)
+  if allowed := about['allowed']:
+    good = good and value in allowed
+    want = 'allowed are ' + ', '.join(str(x) or "''" for x in allowed)
   if not good:
     given = f'{field.name}={short(value)}'
-    raise ValueError(f'{given}: must be {what}{_help(field)}')
+    raise ValueError(f'{given}: {want}{_help(field)}')
 
 
 def _help(field: dataclasses.Field) -> str:

@@ -41,9 +41,7 @@ def job(given: str, works: bool) -> Iterator[None]:
 
   Only process 0 has a stdout. One that fails ends, whatever the others do.
 
-  Args:
-    given: as for join.
-    works: whether the program works in several processes.
+  given: as for join. works: whether the program works in several processes.
 
   Raises:
     ValueError: as join; several, of a program that does not work in them; one
@@ -116,13 +114,13 @@ def join(given: str) -> bool:
   # It would swallow SIGTERM while a program loads; `interrupts` takes the rest.
   jax.config.update('jax_enable_preemption_service', False)
   where: Any = (None,) * 3 if given == 'auto' else _place(given)
-  if where[2]:
-    _wait_for(given, where[0])
   # JAX would abort, with a stack, and not say who is missing.
   late = threading.Timer(_START, _end_late, (given,))
   late.daemon = True
   late.start()
   try:
+    if where[2]:
+      _wait_for(where[0])
     jax.distributed.initialize(
       *where,
       cluster_detection_method=None if given == 'auto' else 'deactivate',
@@ -168,47 +166,38 @@ def _place(given: str) -> tuple[str, int, int]:
   )
 
 
-def _wait_for(given: str, address: str) -> None:
+def _wait_for(address: str) -> None:
   """Returns when something listens at the address; JAX would only abort."""
   host, _, port = address.rpartition(':')
-  end = time.monotonic() + _START
   while True:
     try:
       return socket.create_connection((host.strip('[]'), int(port)), 5).close()
-    except OSError as error:
-      if time.monotonic() > end:
-        raise ValueError(
-          f'distributed={given}: nothing answered at {address} for {_START} s '
-          f'({error}); start process 0 too, where this one can reach it'
-        ) from error
-    time.sleep(0.5)
+    except OSError:
+      time.sleep(0.5)
 
 
 def _in_cluster() -> bool:
   """Whether this may be one of several processes; asks no network."""
-  for name in ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE'):
-    if int(os.environ.get(name) or 1) > 1:
-      return True
-  return has_tpu()
+  counts = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
+  return any(int(os.environ.get(x) or 1) > 1 for x in counts) or has_tpu()
 
 
 def has_tpu() -> bool:
   """Whether JAX will find a TPU here; touches no device and no network."""
-  devices = '/dev/accel*', '/dev/vfio/[0-9]*'
-  return _has({'tpu'}, devices, ('libtpu',))
+  return _has('tpu', '/dev/accel*', '/dev/vfio/[0-9]*', plugins=('libtpu',))
 
 
 def has_gpu() -> bool:
   """Whether JAX will find an NVIDIA GPU here; touches no device."""
   plugins = 'jax_cuda13_plugin', 'jax_cuda12_plugin'
-  return _has({'cuda', 'gpu'}, ('/dev/nvidia[0-9]*',), plugins)
+  return _has('cuda,gpu', '/dev/nvidia[0-9]*', plugins=plugins)
 
 
-def _has(platforms: set[str], devices, plugins) -> bool:
+def _has(platforms: str, *devices: str, plugins: tuple[str, ...]) -> bool:
   """Whether one of the platforms is wanted, and has a device and a plugin."""
-  wanted = os.environ.get('JAX_PLATFORMS')
+  wanted = os.environ.get('JAX_PLATFORMS') or platforms
   return (
-    (not wanted or bool(platforms & set(wanted.split(','))))
+    bool({*wanted.split(',')} & {*platforms.split(',')})
     and any(map(glob.glob, devices))
     and any(map(importlib.util.find_spec, plugins))
   )

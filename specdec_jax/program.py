@@ -12,7 +12,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -23,7 +22,6 @@ import jax  # noqa: E402
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
-from specdec_jax import fields  # noqa: E402
 from specdec_jax import hosts as hosts_lib  # noqa: E402
 
 flags.disclaim_key_flags()  # those defined here are the program's: --help
@@ -91,7 +89,7 @@ def launch(
   """Parses flags, calls run and exits with status 0 if it is true, else 1.
 
   A ValueError is the user's mistake: one sentence on stderr, and status 2. So
-  is what a config raises, and an OSError about a file that a setting names.
+  is an OSError about a file that a setting names.
 
   Args:
     run: the program; without arguments unless `positional`.
@@ -111,7 +109,8 @@ def launch(
       _refuse(f'unexpected argument {argv[1]!r}')
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # no lost results
-    _prepare()
+    for name in ('xla_bridge', 'distributed'):  # on what is missing
+      logging.getLogger(f'jax._src.{name}').setLevel(logging.WARNING)
     try:
       with hosts_lib.job(flags.FLAGS.distributed, hosts):
         keep_programs(flags.FLAGS.flag_values_dict().get('workdir', ''))
@@ -123,13 +122,6 @@ def launch(
       _refuse(sentence)
 
   app.run(main, flags_parser=_parse)
-
-
-def _prepare() -> None:
-  """Hides JAX's start-up warnings."""
-  # It logs every kind of accelerator that is missing.
-  for name in ('xla_bridge', 'distributed'):
-    logging.getLogger(f'jax._src.{name}').setLevel(logging.WARNING)
 
 
 def keep_programs(workdir: str) -> None:
@@ -204,15 +196,11 @@ def _parse(argv: list[str]) -> list[str]:
     _refuse('config: ' + str(error).strip().rpartition('] ')[2])
   except (AttributeError, KeyError, flags.Error, ValueError) as error:
     _refuse_config(error)
-  except _OF_CODE as error:  # a config is code
-    _refuse(f'config: {fields.first_line(error)}{_place(error)}')
   if 'config' in flags.FLAGS:
     path = config_flags.get_config_filename(flags.FLAGS['config'])
     path = path.partition(':')[0]  # its argument is after the colon
     if not pathlib.Path(path).is_file():
       _refuse(f'config {path}: no such file')
-    if flags.FLAGS['config'].value is None:
-      _refuse(f'config {path}: its get_config returns None')
   return left
 
 
@@ -261,26 +249,6 @@ def _refuse(sentence: str) -> NoReturn:
   sys.exit(2)
 
 
-# --- errors that are not the program's --------------------------------------
-
-# What the code of a config raises besides errors of flags.
-_OF_CODE = (
-  *(ArithmeticError, AssertionError, ImportError, LookupError, NameError),
-  *(RuntimeError, SyntaxError, TypeError),
-)
-
-
-def _place(error: BaseException) -> str:
-  """', in FILE:LINE': the last one of what was run that is a file of ours or of
-  the user; a SyntaxError says it itself."""
-  installed = sys.base_prefix, sys.prefix, os.path.dirname(os.__file__)
-  for frame in reversed(traceback.extract_tb(error.__traceback__)):
-    outside = not frame.filename.startswith(('<', *installed))
-    if outside and not isinstance(error, SyntaxError):
-      return f', in {frame.filename}:{frame.lineno}'
-  return ''
-
-
 def surroundings(error: ValueError | OSError) -> str:
   """What the user did wrong, or what is wrong around them; '' if nothing is.
 
@@ -288,12 +256,11 @@ def surroundings(error: ValueError | OSError) -> str:
   """
   if isinstance(error, ValueError):
     return str(error)
-  why = error.strerror or str(error)
   if isinstance(error, BrokenPipeError):
     # What is still to be written would be another error at the end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 'the reader of its output has ended'
-  file = error.filename
+  why, file = error.strerror or str(error), error.filename
   if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
     return f'{file}: {why}' if file else why
   if not isinstance(file, str | bytes | os.PathLike):
@@ -304,21 +271,11 @@ def surroundings(error: ValueError | OSError) -> str:
   return f'{os.fsdecode(file)}: {why}'
 
 
-def _named() -> Iterator[str]:
-  """The texts that flags, settings and the environment's folders have."""
-
-  def texts(x):
-    if isinstance(x, str | os.PathLike):
-      yield os.fspath(x)
-    elif isinstance(x, list | tuple | set):
-      for part in x:
-        yield from texts(part)
-    elif hasattr(x, 'values'):
-      yield from texts(list(x.values()))
-
+def _named() -> list[str]:
+  """The texts of flags and settings, and the folders of the environment."""
+  given = flags.FLAGS.flag_values_dict().values()
+  plain = [x.to_dict() if hasattr(x, 'to_dict') else x for x in given]
   caches = ('SPECDEC_JAX_CACHE', 'XDG_CACHE_HOME', 'HF_HOME', 'TMPDIR')
-  given = [*(os.environ.get(x, '') for x in caches), *sys.argv[1:]]
-  found = [*texts(flags.FLAGS.flag_values_dict()), *given]
-  for text in found:
-    if text:  # '' would be the working folder
-      yield text
+  found = [*jax.tree.leaves(plain), *map(os.environ.get, caches), *sys.argv[1:]]
+  # Without '', which would be the working folder.
+  return [os.fspath(x) for x in found if isinstance(x, str | os.PathLike) and x]

@@ -31,27 +31,20 @@ class Target(fields.Checked):
     'rows for quantised matrices',
   )
 
-  def __post_init__(self):
-    super().__post_init__()
-    fields.check_needed(self)
-
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(fields.Checked):
   """Devices along each axis of the mesh; 1 x 1 is one device without a mesh."""
 
   data: int = fields.setting(
-    help='-1: those that `model` leaves, at most one a row; 1 on CPU'
+    low=-1, help='-1: those that `model` leaves, at most one a row; 1 on CPU'
   )
   model: int = fields.setting(low=1)
 
   def __post_init__(self):
     super().__post_init__()
-    if self.data < 1 and self.data != -1:
-      raise ValueError(
-        f'data={self.data}: must be a whole number, at least 1, or -1 for all '
-        'devices that are left'
-      )
+    if not self.data:
+      raise ValueError('data=0: give a number, or -1 for all that are left')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,8 +117,7 @@ class Settings:
 
 def drafter_sections() -> dict[str, type]:
   """The dataclass of each drafter's section, by the section's name."""
-  rows = table.DRAFTERS.items()
-  return {table.section(name): row.Settings for name, row in rows}
+  return {table.section(n): x.Settings for n, x in table.DRAFTERS.items()}
 
 
 def settings(config) -> Settings:
@@ -137,8 +129,8 @@ def settings(config) -> Settings:
   sections = {field.name: field.type for field in dataclasses.fields(Settings)}
   del sections['drafters']
   parts = fields.parse_sections(sections | drafter_sections(), config)
-  drafters = {x: parts[table.section(x)] for x in table.DRAFTERS}
-  drafters = {name: _linked(name, drafters) for name in drafters}
+  own = {x: parts[table.section(x)] for x in table.DRAFTERS}
+  drafters = {name: _linked(name, own) for name in own}
   for method in parts['decode'].methods:
     try:
       table.draft_of(drafters.get(method, method), 'decode.methods')
@@ -211,19 +203,18 @@ def _load(s: Settings, found: sources.Source | str) -> build.LanguageModel:
 
 
 def _mesh(s: Settings, rows: int) -> Any:
-  return sharding.mesh_of(
-    sharding.data_axis(s.mesh.data, s.mesh.model, rows),
-    s.mesh.model,
-    s.drafters['lm'].tensor_parallel,
-  )
+  split = s.drafters['lm'].tensor_parallel
+  return sharding.mesh_of(s.mesh.data, s.mesh.model, rows, split)
 
 
-def _model(s: Settings, *what: Any, cached: bool = True) -> memory.Model:
-  """A source that is open, in a dtype, as it will run with these settings."""
+def _model(
+  s: Settings, source: sources.Source, dtype: str, cached: bool = True
+) -> memory.Model:
+  """A source that is open, as it will run with these settings."""
   packs = s.target.scan_layers != 'yes' and s.target.kernels != 'xla'
   packs &= s.target.dtype != 'float64'
   packs &= _mesh(s, s.bench.batch_size) is None
-  return memory.Model(*what, cached=cached, packs=packs)
+  return memory.Model(source, dtype, cached, packs)
 
 
 def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
@@ -245,10 +236,8 @@ def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
       models['draft'] = _model(s, opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = _model(s, target, rounded.dtype, cached=False)
-  each = {table.name_of(x): x for x in inner}
-  held = {
-    table.section(k): n for k, x in each.items() if (n := table.numbers(x))
-  }
+  each = {table.section(table.name_of(x)): table.numbers(x) for x in inner}
+  held = {name: count for name, count in each.items() if count}
   new = s.decode.max_new_tokens
   slots = new + s.bench.prompt_tokens if new else target.config.context
   tokens = tokens or s.bench.batch_size * slots

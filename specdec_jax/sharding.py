@@ -113,25 +113,21 @@ def check(mesh: Any, tensor_parallel: Any = 0) -> None:
     )
 
 
-def data_axis(data: int, model: int, rows: int) -> int:
-  """The devices along 'data'; of -1 all that are left by 'model'.
+def mesh_of(
+  data: int, model: int, rows: int, tensor_parallel: int = 0
+) -> Mesh | None:
+  """make_mesh, or None for 1 x 1: one device needs no mesh.
 
-  In one process -1 is no more than there are rows, for more would idle, and on
-  CPU one, whose cores compute together. Several processes need all devices.
+  data: -1 is all devices that are left by 'model'. In one process it is no more
+    than there are rows, for more would idle, and on CPU one, whose cores
+    compute together. Several processes need all devices.
   """
-  if data != -1:
-    return data
   several = jax.process_count() > 1
-  if jax.default_backend() == 'cpu' and not several:
-    return 1
-  left = max(jax.device_count() // model, 1)
-  return left if several else min(left, rows)
-
-
-def mesh_of(data: int, model: int, tensor_parallel: int = 0) -> Mesh | None:
-  """make_mesh, or None for 1 x 1: one device needs no mesh."""
-  alone = data == model == 1 and jax.process_count() == 1
-  if alone:
+  if data == -1:
+    left = max(jax.device_count() // model, 1)
+    alone = 1 if jax.default_backend() == 'cpu' else min(left, rows)
+    data = left if several else alone
+  if data == model == 1 and not several:
     return None
   return make_mesh(data, model, tensor_parallel=tensor_parallel)
 

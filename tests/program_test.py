@@ -57,23 +57,6 @@ def test_a_full_disk_is_never_the_programs_mistake(named, number):
   assert program.surroundings(OSError(number, why, '/any')) == f'/any: {why}'
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'text, message',
-  [
-    ('import nothing_here', "No module named 'nothing_here', in {file}:1"),
-    ('def get_config():\n  return None', 'its get_config returns None'),
-  ],
-)
-def test_what_a_config_file_raises_is_one_sentence(tmp_path, text, message):
-  file = tmp_path / 'mine.py'
-  file.write_text(text)
-  done = programs.run('scripts/audit.py', f'--config={file}')
-  # Of None, ml_collections says more before.
-  said = done.check(2).err.splitlines()[-1]
-  assert message.format(file=file) in said and 'Traceback' not in done.err
-
-
 PRINTS = """
 import os, sys
 sys.path.insert(0, '.')

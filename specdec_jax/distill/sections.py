@@ -23,7 +23,6 @@ class Teacher(fields.Checked):
 
   def __post_init__(self):
     super().__post_init__()
-    fields.check_needed(self)
     if self.kernels == 'int8' and not self.quantised:
       raise ValueError(
         f"kernels='int8': dtype={self.dtype!r} has no codes; give kernels="

@@ -32,9 +32,8 @@ class Mesh(settings_lib.Mesh):
 
     rows: of every kind of batch, by the name of the setting.
     """
-    size = sharding.data_axis(self.data, self.model, min(rows.values()))
-    data.check_rows(rows, size)
-    mesh = sharding.mesh_of(size, self.model)
+    mesh = sharding.mesh_of(self.data, self.model, min(rows.values()))
+    data.check_rows(rows, mesh.shape['data'] if mesh else 1)
     if self.fsdp and mesh is None:
       raise ValueError(
         'mesh.fsdp=True: the mesh is 1 x 1; give mesh.data or mesh.model as '

@@ -12,7 +12,7 @@ REFUSED = [
   (LM + 'mesh.data=3', 'text.rows=4: mesh.data=3 has to'),
   (LM + 'optimiser.accumulate=3', '=4: optimiser.accumulate=3 has to'),
   (LM + 'mesh.fsdp=True', 'mesh.fsdp=True: the mesh is 1 x 1; give'),
-  (LM + 'mesh.data=0', 'mesh.data=0: must be a whole number, at least'),
+  (LM + 'mesh.data=0', 'mesh.data=0: give a number, or -1'),
   (
     LM + 'mesh.data=3 mesh.fsdp=True text.rows=6',
     'mesh.fsdp=True: 3 devices .data. do not divide the width 64',
