@@ -136,8 +136,11 @@ def _methods(engine) -> Sequence[method.Method]:
 def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:
   """Windows that propose `count` of the engine's gamma, as a part; compiled."""
   fixed = engine.weights._replace(draft=()), request, jnp.int32(count)
+  # One program serves all drafters of this gamma.
+  drafter = decode.PLAIN._replace(gamma=engine.drafter.gamma)
+  loop = engine.loop._replace(drafter=drafter)
   walk = lambda steps: parts_lib.verify_along(
-    *fixed, jnp.int32(steps), loop=engine.loop
+    *fixed, jnp.int32(steps), loop=loop
   )
   walk(0)
   return parts_lib.Part(walk, _windows(request))

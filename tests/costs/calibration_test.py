@@ -11,7 +11,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, prompts, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration, parts
-from specdec_jax.drafters import adaptive
+from specdec_jax.drafters import adaptive, early_exit
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
 from specdec_jax.models import lm
@@ -50,6 +50,15 @@ def test_costs_by_number_of_drafts(monkeypatch):
   # No width between 3 and 9 was timed: the wider one is run.
   found = calibration.Calibration(1.0, {1: 1.0, 3: 1.5, 9: 3.0}, 1.0, {})
   assert calibration.costs(found, 3) == {'verify': [1.0, 1.5, 1.5, 3.0]}
+
+
+def test_a_pass_is_compiled_once_for_all_drafters():
+  target = load.load('random:tiny')
+  parts.verify_along.clear_cache()
+  for draft in ('lookup', early_exit.Settings(exit=1)):
+    engine = build.engine(target, draft, gamma=2)
+    calibration._verify(engine, calibration._request(engine), 1)
+  assert parts.verify_along._cache_size() == 1
 
 
 @pytest.mark.more
