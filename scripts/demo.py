@@ -62,7 +62,7 @@ def run() -> bool:
     out.rule(title, align='left')
     out.print(texts[name], style='dim', markup=False)
     out.print()
-    counts = show.reply(out, target.tokenizer, pieces)
+    counts = show.reply(out, pieces)
     out.print(counts, style='bold')
   return True
 

@@ -9,7 +9,7 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 
 import collections
 from collections.abc import Iterator, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,8 +26,8 @@ from specdec_jax import (
   sampling,
   types,
 )
-from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
+from specdec_jax.verify import chain
 
 # Sample j of prompt i is request number i + j * _PROMPTS, below 2**32.
 _PROMPTS = (1 << 32) // completion.SAMPLES
@@ -66,35 +66,28 @@ def generate(
     NonFiniteLogits: the target's logits were not finite.
   """
   how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
-  job = _job(target, _listed(prompts), 0, **how, **options)
-  out = {}
-  rows = min(job.each[0].batch_size, len(job.items))
-  for i, x in _answered(job, rows):
+  engine, items, each = _job(target, _listed(prompts), 0, **how, **options)
+  rows, out = min(each[0].batch_size, len(items)), {}
+  for i, x in answers(engine, items, each, rows=rows):
     if x.finish_reason == 'non-finite':
-      raise _non_finite(job.engine, job.items[i].number, len(x.tokens))
+      said = items[i].number, len(x.tokens), target.label
+      raise requests.NonFiniteLogits(*said)
     out[i] = x
   return [out[i] for i in range(len(out))]
 
 
 def stream(
-  target: build.LanguageModel,
-  prompt: Any,
-  *,
-  draft: Any = None,
-  rule: str | types.Rule = 'reject',
-  gamma: int | None = None,
-  draft_options: dict[str, Any] | None = None,
-  request: int = 0,
-  **options,
+  target: build.LanguageModel, prompt: Any, *, request: int = 0, **asked
 ) -> Iterator[completion.Piece]:
   """The same tokens as generate for one prompt, a window at a time.
 
   Args:
-    target, draft, rule, gamma, draft_options, options: as in generate; n and
-      record are refused.
+    target: as in generate.
     prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
+    **asked: draft, rule, gamma, draft_options and options, as in generate; n
+      and record are refused.
 
   Yields:
     A Piece for each window. Text waits while a later token may still change it
@@ -104,19 +97,16 @@ def stream(
     ValueError, NonFiniteLogits: as generate.
   """
   for name, default in dict(n=1, record=False).items():
-    if options.get(name, default) != default:
-      raise ValueError(
-        f'{name}={options[name]}: a stream has none; use generate'
-      )
+    if asked.get(name, default) != default:
+      raise ValueError(f'{name}={asked[name]}: a stream has none; use generate')
   if not requests.is_id(request) or not 0 <= request < 2**32:
     raise ValueError(
       f'request={fields.short(request)}: must be a whole number, at least 0 '
       'and less than 2**32'
     )
-  how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
-  job = _job(target, [prompt], int(request), **how, **options)
-  ((_, batch),) = _batches(job.engine, job.items, job.asked, 1)
-  return _pieces(job.engine, batch, job.each[0])
+  engine, items, each = _job(target, [prompt], int(request), **asked)
+  ((_, batch),) = _batches(engine, items, each, 1)
+  return _pieces(engine, batch, each[0].stop)
 
 
 def check_cache(
@@ -134,20 +124,10 @@ def check_cache(
     debug.Finding: what is wrong first, by row, window and slot.
     ValueError: as generate.
   """
-  engine, items, each, wanted = _job(target, _listed(prompts), 0, **asked)
+  engine, items, each = _job(target, _listed(prompts), 0, **asked)
   rows = min(each[0].batch_size, len(items))
-  for _, batch in _batches(engine, items, wanted, rows):
-    placed = requests.place(batch, target.layout)
-    debug.check_cache(engine.loop, engine.weights, placed, proposals=proposals)
-
-
-class _Job(NamedTuple):
-  """What is decoded: requests, the settings of each, what they ask for."""
-
-  engine: build.Engine
-  items: Sequence[requests.Item]
-  each: Sequence[completion.Settings]
-  asked: Sequence[requests.Wanted]
+  for _, batch in _batches(engine, items, each, rows):
+    debug.check_cache(engine.loop, engine.weights, batch, proposals=proposals)
 
 
 def _job(
@@ -161,8 +141,11 @@ def _job(
   gamma=None,
   draft_options=None,
   **options,
-) -> _Job:
-  """What a call of generate decodes; its first prompt has number `first`."""
+):
+  """Engine, requests and the settings of each, of a call of generate.
+
+  Its first prompt has number `first`.
+  """
   if not 1 <= len(prompts) <= _PROMPTS:
     raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
   each = completion.each(options, len(prompts))
@@ -171,24 +154,22 @@ def _job(
       f'target={fields.short(target)}: must be a loaded model, as in '
       "specdec_jax.load('hf:org/name')"
     )
-  wanted = each[0]
-  if wanted.logprobs > target.ids:
-    raise ValueError(
-      f'logprobs={wanted.logprobs}: the vocabulary has {target.ids} tokens'
-    )
+  kept = max(each[0].logprobs, each[0].record)
+  if kept > target.ids:
+    raise ValueError(f'logprobs={kept}: the vocabulary has {target.ids} tokens')
   items = items_of(target, prompts, each, first)
   each = [x for x in each for _ in range(x.n)]
-  asked = _asked(target, items, each)
+  _asked(target, items, each)  # refused before an engine is built
   engine = build.engine(
     target,
     table.with_options(draft, draft_options),
     rule=rule,
     gamma=gamma,
-    options=build.default_options(logprobs=max(wanted.logprobs, wanted.record)),
+    options=build.default_options(logprobs=kept),
   )
   if any(x.prediction for x in each):
     build.check_prediction(engine)
-  return _Job(engine, items, each, asked)
+  return engine, items, each
 
 
 def _listed(prompts: Any) -> list[Any]:
@@ -263,18 +244,10 @@ def answers(
       it they are decoded a batch at a time.
     rows: decoded together; on a mesh rounded up.
   """
-  asked = _asked(engine.target, items, each)
-  return _answered(_Job(engine, items, each, asked), rows)
-
-
-def _answered(
-  job: _Job, rows: int
-) -> Iterator[tuple[int, completion.Completion]]:
-  engine, items, each, asked = job
   if each[0].record or len(items) <= rows:
-    found = _in_batches(engine, items, asked, rows, record=each[0].record)
+    found = _in_batches(engine, items, each, rows)
   else:
-    found = _in_a_pool(engine, items, asked, rows)
+    found = _in_a_pool(engine, items, each, rows)
   return ((i, completion_of(engine, each[i], *ended)) for i, *ended in found)
 
 
@@ -282,8 +255,9 @@ def _asked(target, items, each) -> list[requests.Wanted]:
   return [wanted_of(target, *pair) for pair in zip(items, each, strict=True)]
 
 
-def _in_a_pool(engine, items, asked, rows: int) -> Iterator[tuple[Any, ...]]:
+def _in_a_pool(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
   """Yields (index, Ended)."""
+  asked = _asked(engine.target, items, each)
   pairs = list(zip(items, asked, strict=True))
   need = max(len(x.tokens) + wanted.new for x, wanted in pairs)
   held = pool.Pool.of(
@@ -297,87 +271,130 @@ def _in_a_pool(engine, items, asked, rows: int) -> Iterator[tuple[Any, ...]]:
   return held.answers(collections.deque(waiting))
 
 
-def _in_batches(
-  engine, items, asked, rows: int, *, record: bool
-) -> Iterator[tuple[Any, ...]]:
-  """Yields (index, Ended, windows if they are recorded, or None)."""
-  for first, request in _batches(engine, items, asked, rows):
-    placed, windows = requests.place(request, engine.target.layout), None
-    if record:
-      out, windows = record_lib.run(engine, placed)
+def _in_batches(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
+  """Yields (index, Ended, pieces of its windows if they are recorded)."""
+  for first, request in _batches(engine, items, each, rows):
+    some = each[first : first + len(request.limit_B)]
+    if some[0].record:
+      out, pieces = _recorded(engine, request, some)
     else:
-      out = hosts.fetch(engine.programs.generate(engine.weights, placed))
-    for row in range(min(len(items) - first, len(request.limit_B))):
-      ended = requests.ended(request, out, row)
-      yield first + row, ended, windows and windows[row]
+      out = engine.programs.generate(engine.weights, request)
+      pieces = [None] * len(some)
+    request, out = hosts.fetch((request, out))
+    for row, own in enumerate(pieces):
+      yield first + row, requests.ended(request, out, row), own
 
 
-def _batches(engine, items, asked, rows: int):
+def _recorded(engine, request, each):
+  """Output of a batch, and the pieces of each of its rows."""
+  tokenizer, pieces, out = engine.target.tokenizer, [[] for _ in each], None
+  readers = [completion.Reader(tokenizer, x.stop) for x in each]
+  for some, so_far in _windows(engine, request, readers, with_q=True):
+    out = so_far
+    for row, piece in some.items():
+      pieces[row].append(piece)
+  return out, pieces
+
+
+def _batches(engine, items, each, rows: int):
   """Yields (index of its first item, decode.Request), a batch at a time."""
-  rows = requests.rows_on(engine.target.layout, rows)
+  layout, gamma = engine.target.layout, engine.drafter.gamma
+  rows = requests.rows_on(layout, rows)
   for i in range(0, len(items), rows):
-    some, wanted = (x[i : i + rows] for x in (items, asked))
-    each, gamma = requests.together(wanted), engine.drafter.gamma
-    yield i, requests.make(some, each, gamma=gamma, rows=rows)
+    some, settings = items[i : i + rows], each[i : i + rows]
+    wanted = requests.together(_asked(engine.target, some, settings))
+    request = requests.make(some, wanted, gamma=gamma, rows=rows)
+    yield i, requests.place(request, layout)
 
 
 def completion_of(
   engine: build.Engine,
   wanted: completion.Settings,
   ended: requests.Ended,
-  windows: list[record_lib.Window] | None = None,
+  pieces: list[completion.Piece] | None = None,
 ) -> completion.Completion:
   """The answer to a request: stop strings and logprobs are applied here."""
   tokenizer, info, start = engine.target.tokenizer, ended.info, ended.start
   new = slice(start, len(ended.tokens))
   reader = completion.Reader(tokenizer, wanted.stop)
-  piece = reader.piece(ended.tokens[new], *_recorded(info, new), last=True)
+  piece = reader.piece(ended.tokens[new], *_told(info, 0, new), last=True)
   record = None
-  if windows is not None:
-    setting = record_lib.setting(engine, wanted)
-    prompt = ended.tokens[:start]
-    record = record_lib.Record(prompt, windows, tokenizer, setting)
+  if pieces is not None:
+    prompt = tokenizer.decode(ended.tokens[:start], special=True)
+    record = completion.Record(prompt, pieces, _setting(engine, wanted))
   return completion.Completion(
-    text=piece.text,
-    tokens=piece.tokens,
+    **vars(piece),
     finish_reason='stop' if reader.stopped else ended.reason,
-    origins=piece.origins,
     metrics=metrics.summary(info)._asdict() | {'costs': engine.costs},
-    logprobs=piece.logprobs,
-    top_logprobs=piece.top_logprobs,
-    entropies=piece.entropies,
     record=record,
-    texts=piece.texts,
   )
 
 
-def _pieces(engine, request, wanted) -> Iterator[completion.Piece]:
-  weights = engine.weights
-  reader = completion.Reader(engine.target.tokenizer, wanted.stop)
-  begin = at = int(request.lengths_B[0])
-  request = requests.place(request, engine.target.layout)
-  state, info = engine.programs.start(weights, request)
-  live = True
-  while live and not reader.stopped:
-    state, info = engine.programs.step(weights, request, state, info)
-    live, end = bool(state.live_B[0]), int(state.lengths_B[0])
-    tokens = np.asarray(state.tokens_BL)[0, at:end].tolist()
-    told, refused_K = _recorded(info, slice(at, end)), info.refused_BK[0]
-    yield reader.piece(tokens, *told, refused_K=refused_K, last=not live)
-    at = end
-  if info.broken_B[0] and not reader.stopped:
-    raise _non_finite(engine, request.request_B[0], at - begin)
+def _setting(engine: build.Engine, wanted: completion.Settings):
+  """Names of models and settings, for display."""
+  name = lambda model: model and f'{model.label}, {model.dtype}'
+  sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
+  return {
+    'target': name(engine.target),
+    'draft': name(engine.draft),
+    'drafter': engine.drafter.name,
+    'gamma': engine.drafter.gamma,
+    'rule': engine.rule.name + ' (LOSSY)' * (not engine.rule.lossless),
+    **{key: getattr(wanted, key) for key in sampling},
+  }
 
 
-def _non_finite(engine, number, count: int) -> requests.NonFiniteLogits:
-  return requests.NonFiniteLogits(
-    f'request {number}: the logits of {engine.target.label} are not finite '
-    f'after {count} new tokens; try dtype float32'
-  )
+def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
+  """The pieces of a batch of one."""
+  reader = completion.Reader(engine.target.tokenizer, stop)
+  for pieces, out in _windows(engine, request, [reader]):
+    yield from pieces.values()
+    if reader.stopped:
+      return
+    if out.info.broken_B[0]:
+      count = int(out.lengths_B[0]) - int(request.lengths_B[0])
+      said = request.request_B[0], count, engine.target.label
+      raise requests.NonFiniteLogits(*said)
 
 
-def _recorded(info: types.Info, new: slice) -> tuple[Any, ...]:
-  """What Reader.piece is told of new tokens of row 0."""
+def _windows(engine, request, readers, *, with_q: bool = False):
+  """Decodes from Python; yields a window's pieces by row, and Output so far.
+
+  First without pieces, before a window. with_q: pieces have q, but of trees.
+  """
+  programs, pieces = engine.programs, {}
+  if with_q:
+    loop = engine.loop._replace(drafter=debug.watched(engine.drafter))
+    programs = decode.programs(*loop[:4])
+  state, info = programs.start(engine.weights, request)
+  while True:
+    yield pieces, decode.Output(state.tokens_BL, state.lengths_B, info)
+    # Copies: the next step is donated these arrays.
+    at_B, live_B = np.array(state.lengths_B), np.array(state.live_B)
+    if not live_B.any():
+      return
+    state, info = programs.step(engine.weights, request, state, info)
+    q_BK, pieces = None, {}
+    if with_q:
+      inner, draft, _ = state.drafter
+      state = state._replace(drafter=inner)
+      if draft.q_BKV is not None and draft.parents_BK is None:
+        q_BK = np.asarray(chain.pick(draft.q_BKV, draft.tokens_BK))
+    for row in np.flatnonzero(live_B).tolist():
+      if readers[row].stopped:
+        continue
+      new = slice(at_B[row], int(state.lengths_B[row]))
+      pieces[row] = readers[row].piece(
+        np.asarray(state.tokens_BL)[row, new],
+        *_told(info, row, new),
+        info.refused_BK[row],
+        None if q_BK is None else q_BK[row],
+        last=not state.live_B[row],
+      )
+
+
+def _told(info: types.Info, row: int, new: slice) -> tuple[Any, ...]:
+  """What Reader.piece is told of new tokens of a row."""
   # Copies: the next step is donated these arrays.
-  cut = lambda x_BL: np.array(np.asarray(x_BL)[0, new])
+  cut = lambda x_BL: np.array(np.asarray(x_BL)[row, new])
   return jax.tree.map(cut, info.of_tokens)

@@ -4,12 +4,11 @@ import dataclasses
 import inspect
 import operator
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specdec_jax import build, fields, requests, types
-from specdec_jax import record as record_lib
 from specdec_jax.drafters import table
 from specdec_jax.io import files
 from specdec_jax.io.tokens import stream as stream_lib
@@ -201,48 +200,19 @@ def each(options: dict[str, Any], prompts: int) -> list[Settings]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Completion:
-  """One answer.
-
-  text, tokens: without the prompt. A stop string is not in the text.
-  finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
-    'non-finite' (run only: the logits after these tokens were not finite).
-  origins: who made each token, a name of types.ORIGINS.
-  metrics: metrics.summary of the request as it was decoded: what a stop
-    string cuts off is counted; and the costs that `adaptive` chose by.
-  logprobs: of each token, with logprobs=True, or record=True.
-  top_logprobs: the K likeliest (token id, log-probability) in each token's
-    place, the likeliest first, with logprobs=K.
-  record: every window, with record=True.
-  texts: what each token adds to the text; joined they are `text`.
-  entropies: in nats, of the distributions that logprobs are of.
-  """
-
-  text: str
-  tokens: list[int]
-  finish_reason: str
-  origins: list[str]
-  metrics: dict[str, Any]
-  logprobs: list[float] | None = None
-  top_logprobs: list[list[tuple[int, float]]] | None = None
-  record: record_lib.Record | None = dataclasses.field(
-    default=None, compare=False
-  )
-  texts: list[str] = dataclasses.field(default_factory=list)
-  entropies: list[float] | None = None
-
-  def __repr__(self) -> str:
-    return f'Completion({_said(self)}, {self.finish_reason!r})'
-
-
-@dataclasses.dataclass(frozen=True)
 class Piece:
   """The tokens that one window emitted; text may lag behind them.
 
+  origins: who made each token, a name of types.ORIGINS.
   texts: what each token adds to the text; joined they are `text`.
-  logprobs, top_logprobs, entropies: of each token, as in Completion.
+  logprobs: of each token, with logprobs=True, or record=True.
+  top_logprobs: the K likeliest (token id, log-probability) in each token's
+    place, the likeliest first, with logprobs=K.
+  entropies: in nats, of the distributions that logprobs are of.
   refused: (token id, text) of the window's drafts that were refused or came
     after one that was, where it was not cut; of a tree the first alone.
+  q: in a record, the probability with which each draft was drawn: the accepted
+    ones, then the refused; None for certain drafts, and of a tree.
   """
 
   text: str
@@ -253,9 +223,42 @@ class Piece:
   top_logprobs: list[list[tuple[int, float]]] | None = None
   entropies: list[float] | None = None
   refused: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+  q: list[float] | None = None
 
   def __repr__(self) -> str:
-    return f'Piece({_said(self)})'
+    text = self.text if len(self.text) <= 40 else f'{self.text[:37]}...'
+    return f'{type(self).__name__}({text!r}, {len(self.tokens)} tokens)'
+
+
+class Record(NamedTuple):
+  """How an answer was made.
+
+  prompt: its text.
+  windows: the target calls, in order.
+  setting: models and settings, for display.
+  """
+
+  prompt: str
+  windows: list[Piece]
+  setting: dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Completion(Piece):
+  """One answer: a Piece of all its tokens, without the prompt.
+
+  A stop string is not in the text. No drafts are named as refused.
+
+  finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
+    'non-finite' (run only: the logits after these tokens were not finite).
+  metrics: metrics.summary of the request as it was decoded: what a stop
+    string cuts off is counted; and the costs that `adaptive` chose by.
+  record: every window, with record=True.
+  """
+
+  finish_reason: str
+  metrics: dict[str, Any]
+  record: Record | None = dataclasses.field(default=None, compare=False)
 
 
 class Reader:
@@ -272,12 +275,13 @@ class Reader:
 
   def piece(
     self,
-    tokens_T: types.Array,
+    tokens_T: Sequence[int] | types.Array,
     origin_T: types.Array,
     logprob_T: types.Array | None = None,
     top_TX: tuple[types.Array, types.Array] | None = None,
     entropy_T: types.Array | None = None,
     refused_K: types.Array | Sequence[int] = (),
+    q_K: types.Array | None = None,
     *,
     last: bool,
   ) -> Piece:
@@ -287,6 +291,7 @@ class Reader:
       tokens_T: the next tokens.
       origin_T, logprob_T, top_TX, entropy_T, refused_K: of these tokens and of
         the window that they came by, as in types.Info.
+      q_K: with which the window's drafts were drawn.
       last: no more will come. Until then text waits that a later token may
         change, such as half a character or the beginning of a stop string.
     """
@@ -300,36 +305,37 @@ class Reader:
       rest = stream.text[stream.ready :]
     if texts:
       texts[-1] += rest
-    listed = lambda x_T: np.asarray(x_T)[:n].tolist()
+
+    def listed(x_T: Any) -> Any:
+      return None if x_T is None else np.asarray(x_T)[:n].tolist()
+
     top = None
     if top_TX is not None:
       pairs = zip(*map(listed, top_TX), strict=True)
       top = [list(zip(*x, strict=True)) for x in pairs]
     tokens, origins = listed(tokens_T), listed(origin_T)
-    cut = n < len(tokens_T)
+    accepted = origins.count(types.DRAFTED)
+    whole = n == len(tokens_T)
+    refused = self._refused(tokens[:accepted], refused_K) if whole else []
+    self._before += tokens
+    drafts = accepted + len(refused)
     return Piece(
       text=''.join(texts) or rest,
       tokens=tokens,
       origins=[types.ORIGINS[x] for x in origins],
       texts=texts,
-      logprobs=None if logprob_T is None else listed(logprob_T),
+      logprobs=listed(logprob_T),
       top_logprobs=top,
-      entropies=None if entropy_T is None else listed(entropy_T),
-      refused=self._refused(tokens, origins, () if cut else refused_K),
+      entropies=listed(entropy_T),
+      refused=refused,
+      q=None if q_K is None else np.asarray(q_K)[:drafts].tolist(),
     )
 
-  def _refused(
-    self, tokens: list[int], origins: list[int], refused_K: Any
-  ) -> list[tuple[int, str]]:
-    """Piece.refused: behind the accepted ones of a window's tokens."""
-    ids, texts = [x for x in np.asarray(refused_K).tolist() if x >= 0], []
-    if ids:
-      before = [*self._before, *tokens[: origins.count(types.DRAFTED)]]
-      texts = stream_lib.texts_of(self._tokenizer, before, ids)
-    self._before += tokens
+  def _refused(self, accepted: list[int], refused_K) -> list[tuple[int, str]]:
+    """Piece.refused, whose texts follow the accepted drafts."""
+    ids = [x for x in np.asarray(refused_K).tolist() if x >= 0]
+    if not ids:
+      return []
+    before = [*self._before, *accepted]
+    texts = stream_lib.texts_of(self._tokenizer, before, ids)
     return list(zip(ids, texts, strict=True))
-
-
-def _said(x: Completion | Piece) -> str:
-  text = x.text if len(x.text) <= 40 else f'{x.text[:37]}...'
-  return f'{text!r}, {len(x.tokens)} tokens'

@@ -177,10 +177,8 @@ def _slot_axes(start, weights, request) -> decode.State:
 def _check_finite(request, lengths_B, info: types.Info) -> None:
   """Raises NonFiniteLogits if a row ended for them, as generate does."""
   for row in np.flatnonzero(info.broken_B):
-    raise requests.NonFiniteLogits(
-      f'request {int(request.request_B[row])}: the logits are not finite after '
-      f'{lengths_B[row] - int(request.lengths_B[row])} new tokens'
-    )
+    count = lengths_B[row] - int(request.lengths_B[row])
+    raise requests.NonFiniteLogits(int(request.request_B[row]), count)
 
 
 def _compare_stores(request, begun, state, window: int) -> None:

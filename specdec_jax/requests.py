@@ -306,6 +306,13 @@ def _uint32(value: Any) -> np.ndarray:
 class NonFiniteLogits(ValueError):
   """The target's logits were NaN or infinite: no token can follow."""
 
+  def __init__(self, number: int, count: int, label: str = 'the target'):
+    """count: of the tokens after which a request's were."""
+    super().__init__(
+      f'request {number}: the logits of {label} are not finite after {count} '
+      'new tokens; try dtype float32'
+    )
+
 
 class Ended(NamedTuple):
   """A request that was decoded, on the host.

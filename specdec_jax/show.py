@@ -3,7 +3,6 @@
 page.html draws the answers that `page` puts into it.
 """
 
-import itertools
 import json
 import math
 import os
@@ -17,8 +16,6 @@ import rich.text
 
 from specdec_jax import machine, metrics
 from specdec_jax.io import files
-from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.io.tokens import stream
 
 # Origin: (style, marks for output without styles, meaning). No style is colour
 # alone: NO_COLOR removes colours, and not every reader sees them.
@@ -29,6 +26,7 @@ KINDS = {
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
 PAGE = pathlib.Path(__file__).with_name('page.html')
+_WINDOW = 'tokens', 'origins', 'texts', 'entropies', 'refused', 'q'
 _COUNTS = 'emitted_tokens', 'target_calls', 'drafted_tokens', 'accepted_tokens'
 
 
@@ -59,30 +57,21 @@ def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
   return out.append(close)
 
 
-def reply(
-  out: rich.console.Console,
-  tokenizer: tokenizer_lib.Tokenizer,
-  pieces: Iterable[Any],
-) -> str:
+def reply(out: rich.console.Console, pieces: Iterable[Any]) -> str:
   """Prints the pieces of api.stream as they come; their counts, a sentence.
 
-  A piece is one pass of the target. Its tokens are decoded one by one, as its
-  text does not show where each token ends.
+  A piece is one pass of the target.
   """
-  decoder, runs, origins, calls = tokenizer.stream(), [], [], 0
+  runs, calls = [], 0
   waiting = rich.text.Text('compiling', style='dim')
   with rich.live.Live(waiting, console=out, auto_refresh=False) as live:
     for piece in pieces:
       calls += 1
-      for kind, token in zip(piece.origins, piece.tokens, strict=True):
-        runs.append((kind, decoder.push(token)))
-      origins += piece.origins
-      live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
-    if runs:  # what waited for more, such as half a character
-      runs.append((runs[-1][0], decoder.text[decoder.ready :]))
+      runs += zip(piece.origins, piece.texts, strict=True)
       live.update(mark(runs, styled=out.is_terminal), refresh=out.is_terminal)
   if not out.is_terminal:  # rich.live ends the line on terminals only
     out.print()
+  origins = [kind for kind, _ in runs]
   counts = ', '.join(f'{origins.count(k)} {k}' for k in KINDS)
   return (
     f'{len(origins)} tokens in {calls} passes: block efficiency '
@@ -138,49 +127,15 @@ def page(completions: Mapping[str, Any], command: str = '') -> str:
 
 
 def _answer(title: str, x: Any) -> dict[str, Any]:
-  """What the page draws of a completion.Completion.
-
-  The kind of a token is its origin, 'refused' (with all drafts after it), or
-  'cut' (past the end). Its text is '' inside a character of several tokens.
-  """
-  tokenizer, prompt = x.record.tokenizer, x.record.prompt
-  emitted = [token for w in x.record.windows for token in w.tokens]
-  past = len(emitted) - len(x.tokens)  # a stop string, and what came after it
-  tokens = _tokens(
-    stream.texts_of(tokenizer, prompt, emitted),
-    x.origins + ['cut'] * past,
-    emitted,
-    map(math.exp, x.logprobs or []),
-    x.entropies or [],
-  )
-  windows, at = [], 0
-  for w in x.record.windows:
-    own = tokens[at : at + len(w.tokens)]
-    taken = min(w.accepted, len(own))
-    dead = w.draft[taken:]
-    fate = ['cut'] * (w.accepted - taken)
-    fate += ['refused'] * (len(w.draft) - w.accepted)
-    before = prompt + emitted[: at + taken]
-    drafts = own[:taken] + _tokens(
-      stream.texts_of(tokenizer, before, dead), fate, dead
-    )
-    for token, q in zip(drafts, w.q or [], strict=False):
-      token['q'] = q
-    counts = dict(drafted=len(w.draft), accepted=w.accepted)
-    windows.append(counts | {'tokens': drafts + own[taken:]})
-    at += len(own)
+  """What the page draws of a completion.Completion."""
   return {
     'title': title,
-    'prompt': tokenizer.decode(prompt, special=True),
-    'windows': windows,
+    'prompt': x.record.prompt,
+    'windows': [
+      {name: getattr(w, name) for name in _WINDOW}
+      | {'p': [*map(math.exp, w.logprobs or [])]}
+      for w in x.record.windows
+    ],
     'counts': {name: x.metrics[name] for name in _COUNTS},
     'reason': x.finish_reason,
   }
-
-
-def _tokens(*columns: Iterable[Any]) -> list[dict[str, Any]]:
-  """A dict for each token; columns: of text, kind, id, and where they are known
-  p and entropy."""
-  names = 'text', 'kind', 'id', 'p', 'entropy'
-  rows = itertools.zip_longest(*columns)
-  return [dict(zip(names, row, strict=False)) for row in rows]

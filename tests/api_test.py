@@ -397,7 +397,7 @@ def test_what_a_notebook_shows_is_a_line(target, plain):
   for x in (
     *many,
     target.model,
-    completion.Completion('a\n' * 90, [1], '', [], {}),
+    completion.Piece('a\n' * 90, [1], []),
   ):
     assert len(repr(x)) < 100 and '\n' not in repr(x), x
   assert len(repr(target.tokenizer)) < 300

@@ -28,7 +28,6 @@ LAYERS = {
   'metrics': 3,
   'debug': 4,
   'pool': 4,
-  'record': 4,
   'show': 4,
   'costs': 4,
   'build': 5,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, completion, types
+from specdec_jax import api, types
 from specdec_jax.io import load
 from tests.io import stream_test
 
@@ -108,8 +108,7 @@ def test_windows_of_every_size_give_the_same_text(case, sizes):
   stop, most, text, count, _ = case
   model = scripted(stream_test.fallback(), IDS)
   request = types_lib.SimpleNamespace(lengths_B=[1], request_B=[0])
-  wanted = completion.Settings(stop=[stop], max_new_tokens=most)
-  pieces = list(api._pieces(windows(model, sizes, most), request, wanted))
+  pieces = list(api._pieces(windows(model, sizes, most), request, [stop]))
   assert ''.join(x.text for x in pieces) == text
   assert [t for x in pieces for t in x.tokens] == IDS[:count]
   assert [len(x.origins) for x in pieces] == [len(x.tokens) for x in pieces]

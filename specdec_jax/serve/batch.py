@@ -257,7 +257,8 @@ def _answers(
       full = need > run.target.context
       if broken or full:
         why = 'non-finite' if broken else 'context'
-        yield from add(i, completion.Completion('', [], why, [], {}))
+        empty = completion.Completion('', [], [], finish_reason=why, metrics={})
+        yield from add(i, empty)
       else:
         items.append(item)
         each.append(wanted)

@@ -322,8 +322,8 @@ def choice(
     role = {'role': 'assistant'} if first else {}
     name = 'delta' if asked.stream else 'message'
     said = {name: role | {'content': x.text}}
-  names = 'tokens', 'origins', 'texts', 'entropies', 'refused'
-  made = {k: y for k in names if (y := getattr(x, k, None)) is not None}
+  names = 'tokens', 'origins', 'texts', 'entropies', *['refused'] * asked.stream
+  made = {k: y for k in names if (y := getattr(x, k)) is not None}
   end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
   return {'index': index} | said | end
 

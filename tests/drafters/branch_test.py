@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, record, sampling, types
+from specdec_jax import build, decode, sampling, types
 from specdec_jax.certify import base, counted
 from specdec_jax.drafters import (
   adaptive,
@@ -475,26 +475,3 @@ def test_coupled_siblings_are_the_best_of_their_positions_race():
   same_BMV = jnp.stack([q_BMV[:, 0]] * 2, 1)
   one, two = jnp.moveaxis(noise.children(nodes_BM, 1, same_BMV, 3)[0], 1, 0)
   np.testing.assert_array_equal(one, two)
-
-
-def test_a_record_of_a_tree_has_the_path_and_the_child_after_it():
-  draft = types.Draft(
-    jnp.array([[7, 8, 9, 5, 6]]),
-    None,
-    jnp.array([5]),
-    parents_BK=jnp.asarray(PARENTS)[None],
-  )
-  outcome = lambda tried, accepted, path: types.Outcome(
-    *(np.array([x]) for x in (tried, accepted, accepted + 1)),
-    None,
-    np.array([path + [0] * (5 - len(path))]),
-  )
-  for tried, accepted, path, wanted in (
-    (1, 0, [], [0]),
-    (2, 1, [1], [1, 2]),
-    (3, 2, [1, 3], [1, 3, 4]),
-    (3, 3, [1, 3, 4], [1, 3, 4]),
-    (1, 1, [0], [0]),
-  ):
-    found = record.tried(draft, outcome(tried, accepted, path), 0)
-    assert found.tolist() == wanted

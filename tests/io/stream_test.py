@@ -156,3 +156,20 @@ def test_pieces_of_a_page_know_the_run_of_bytes_before_them():
   t = fallback()
   run = [3 + b for b in ('你' * 6 + '好').encode()]
   assert stream.texts_of(t, run[:18], run[18:]) == ['', '', '好']
+
+
+@pytest.mark.parametrize(
+  'ids, expected',
+  [
+    ([65, 256, 256], ['A', ' the', ' the']),
+    ([0xC3, 0xA9, 256], ['', '\u00e9', ' the']),
+    # The last byte takes the character back: a stream has shown it by then.
+    ([0xC3, 0xA9, 0xFF, 256], ['\ufffd', '', '\ufffd\ufffd', ' the']),
+    ([0xE2, 0x82], ['\ufffd', '\ufffd']),
+  ],
+)
+def test_byte_tokens_are_together_the_text_of_all(ids, expected):
+  """256 stands for ' the'; the tokenizer has three ids before the bytes."""
+  t, ids = fallback(['▁the']), [3 + i for i in ids]
+  assert stream.texts_of(t, [259], ids) == expected
+  assert 'the' + ''.join(expected) == t.decode([259, *ids])

@@ -112,15 +112,10 @@ def test_a_stream_is_the_same_answer_in_pieces(client):
 def test_a_stream_has_the_refused_drafts_of_each_window(client):
   *pieces, end = stream(client, TEXT | HOW)
   (x, _) = generated(TEXT['prompt'], record=True)
-  windows = x.record.windows
-  whole = lambda w: len(w.tokens) > w.accepted
-  wanted = [w.draft[w.accepted :] * whole(w) for w in windows]
+  wanted = [[[*pair] for pair in w.refused] for w in x.record.windows]
   made = [piece['choices'][0]['specdec_jax'] for piece in pieces]
-  assert [[i for i, _ in one['refused']] for one in made] == wanted
+  assert [one['refused'] for one in made] == wanted
   assert any(wanted) and not end['choices'][0]['specdec_jax']['refused']
-  tokenizer = small.engine().target.tokenizer
-  for i, text in (pair for one in made for pair in one['refused']):
-    assert i >= 128 or text == tokenizer.decode([i])
 
 
 @pytest.mark.parametrize(

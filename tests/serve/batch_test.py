@@ -25,13 +25,19 @@ ROWS = (
 METRICS = {'emitted_tokens': 4, 'target_calls': 2}
 
 
+def answer(text, tokens, why):
+  return completion.Completion(
+    text, tokens, [], finish_reason=why, metrics=METRICS
+  )
+
+
 def reply(items, each):
   """Each answer is a function of its item alone, and ends with eos."""
   out = []
   for tokens, number, *_ in items:
     new = [97 + (sum(tokens) + number + i) % 26 for i in range(3)]
     text = bytes(new).decode()
-    out.append(completion.Completion(text, [*new, 256], 'stop', [], METRICS))
+    out.append(answer(text, [*new, 256], 'stop'))
   return out
 
 
@@ -237,7 +243,7 @@ def test_logits_that_are_not_finite_end_one_row_only(world):
   """Once the batch was lost, and a rerun stopped there again."""
 
   def broken(items, each):
-    bad = completion.Completion('', [], 'non-finite', [], METRICS)
+    bad = answer('', [], 'non-finite')
     asked = batch.request_number('a/b', 0)
     return [
       bad if item.number == asked else x

@@ -197,7 +197,9 @@ def test_an_answer_with_log_probabilities():
   tokenizer = small.engine().target.tokenizer
   top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
   done = completion.Completion(
-    *('ab', [97, 98], 'stop', [], {}),
+    *('ab', [97, 98], []),
+    finish_reason='stop',
+    metrics={},
     logprobs=[-0.5, float('-inf')],
     top_logprobs=top,
     texts=['a', 'b'],
