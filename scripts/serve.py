@@ -53,9 +53,16 @@ def run() -> bool:
   engine = settings.first(e, measure=False)
   options = dataclasses.replace(engine.options, logprobs=_LOGPROBS.value)
   engine = dataclasses.replace(engine, options=options)
-  sizes = app.Sizes(_ROWS.value, _LENGTH.value, _QUEUE.value)
   name = _NAME.value or e.target.source
-  made = app.open_server(engine, name, sizes, limits, _RECORD.value)
+  made = app.open_server(
+    engine,
+    name,
+    limits,
+    _RECORD.value,
+    rows=_ROWS.value,
+    length=_LENGTH.value,
+    waiting=_QUEUE.value,
+  )
   app.serve(*made, _HOST.value, _PORT.value)
   return not made[1].error
 

@@ -1,7 +1,6 @@
 """What one asks for and what one gets: Settings, Completion, Piece, Reader."""
 
 import dataclasses
-import inspect
 import operator
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
@@ -24,22 +23,6 @@ REFUSED = (
   'logit_bias',
   'bad_words',
 )
-# What other systems call it -> what it is here.
-ELSEWHERE = {
-  'num_return_sequences': 'n',
-  **dict.fromkeys(('max_tokens', 'max_length'), 'max_new_tokens'),
-  'do_sample': 'temperature, where 0 is greedy',
-  **dict.fromkeys(('stop_strings', 'stop_sequences'), 'stop'),
-  **dict.fromkeys(('eos_token_id', 'stop_token_ids'), 'stop_ids'),
-  **dict.fromkeys(('assistant_model', 'draft_model'), 'draft'),
-  **dict.fromkeys(
-    ('num_assistant_tokens', 'num_speculative_tokens', 'num_draft_tokens'),
-    'gamma',
-  ),
-  'messages': 'a prompt of prompts',
-  'top_logprobs': 'logprobs',
-}
-
 # Settings that may differ from prompt to prompt of a call. A list of stops is
 # all prompts'; a list of lists has those of each.
 _STOPS = 'stop', 'stop_ids'
@@ -149,29 +132,24 @@ def settings(options: dict[str, Any]) -> Settings:
   for name in options:
     if name in allowed:
       continue
-    if name in inspect.signature(build.load).parameters:
-      raise ValueError(f'{name}: give it to specdec_jax.load')
     rows = table.DRAFTERS.items()
     if owners := [x for x, row in rows if hasattr(row.Settings, name)]:
       raise ValueError(
         f'{name} is a setting of the drafter {" or ".join(owners)}: give '
         f'draft_options=dict({name}=...)'
       )
-    raise refusal(name, allowed, ELSEWHERE.get(name, ''))
+    raise refusal(name, allowed)
   return Settings(**options)
 
 
-def refusal(
-  name: str, allowed: Collection[str], here: str = '', of: str = ''
-) -> ValueError:
-  """Why a setting of `of` is refused; here: what it is called among allowed."""
+def refusal(name: str, allowed: Collection[str], of: str = '') -> ValueError:
+  """Why a setting of `of` is refused."""
   said = fields.short(of + name)
   if name in REFUSED:
     return ValueError(
       f"{said} is not supported: it changes the target's distribution, and "
       'ignoring it would be silent; remove it'
     )
-  said += f'; it is {here} here' if here else ''
   listed = ', '.join(sorted(allowed))
   return ValueError(f'unknown setting {said}: allowed are {listed}')
 

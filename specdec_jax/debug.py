@@ -32,14 +32,6 @@ class Finding(AssertionError):
     )
 
 
-class CacheMismatch(Finding):
-  """The target's cache differs from a prefill of the committed tokens."""
-
-
-class DraftMismatch(Finding):
-  """The drafter proposes otherwise than one initialised on the same tokens."""
-
-
 def check_cache(
   loop: decode.Loop,
   weights: types.Weights,
@@ -62,7 +54,7 @@ def check_cache(
     which may rightly differ from a fresh one.
 
   Raises:
-    CacheMismatch, DraftMismatch: the first difference.
+    Finding: the first difference.
     NonFiniteLogits: the target's, in a row whose cache is right.
     ValueError: a Draft of the wrong shape, or a cache without slots.
   """
@@ -87,9 +79,12 @@ def check_cache(
       row, slot, text = gap
       token = int(state.tokens_BL[row, slot])
       text = f"the target's cache is stale for token {token}: {text}"
-      raise CacheMismatch(request, row, window - 1, slot, text)
+      raise Finding(request, row, window - 1, slot, text)
     _compare_stores(request, begun, state, window - 1)
-    _check_finite(request, lengths_B, info)
+    if np.any(info.broken_B):
+      row = int(np.argmax(info.broken_B))
+      count = int(lengths_B[row] - request.lengths_B[row])
+      raise requests.NonFiniteLogits(int(request.request_B[row]), count)
     if proposals and np.asarray(state.live_B).any():
       ran = step(weights, smooth, state, info)
       ran_fresh = step(weights, smooth, fresh, info)
@@ -174,34 +169,26 @@ def _slot_axes(start, weights, request) -> decode.State:
   return axes
 
 
-def _check_finite(request, lengths_B, info: types.Info) -> None:
-  """Raises NonFiniteLogits if a row ended for them, as generate does."""
-  for row in np.flatnonzero(info.broken_B):
-    count = lengths_B[row] - int(request.lengths_B[row])
-    raise requests.NonFiniteLogits(int(request.request_B[row]), count)
-
-
 def _compare_stores(request, begun, state, window: int) -> None:
-  """Raises CacheMismatch if a bit differs from what encoders left at first."""
+  """Raises Finding if a bit differs from what encoders left at first."""
   stores = jax.device_get((_stores(begun), _stores(state)))
   for old, new in zip(*stores, strict=True):
     changed = (old != new) & ~(np.isnan(old) & np.isnan(new))
     if changed.any():
       row, *_, slot, _ = (int(i) for i in np.argwhere(changed)[0])
       text = 'what the encoder left for this token of the source has changed'
-      raise CacheMismatch(request, row, window, slot, text)
+      raise Finding(request, row, window, slot, text)
 
 
 def _stores(state) -> list[Array]:
   """The stores of encoders in the caches of a State, [B, ..., I, C] each."""
   ours = lambda x: isinstance(x, encoder.Cache)
   found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
-  kept = [(kv.by_slot(x.store), x.mask_B1I[..., None]) for x in found]
-  return jax.tree.leaves(kept)
+  return jax.tree.leaves([kv.by_slot(x.store) for x in found])
 
 
 def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
-  """Raises DraftMismatch if two steps from the same tokens differ."""
+  """Raises Finding if two steps from the same tokens draft otherwise."""
   (after, info, draft), (again, _, other) = ran, fresh
   one, two = jax.device_get((draft, other))
   live_B = np.asarray(state.live_B)
@@ -219,7 +206,7 @@ def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
     'Give proposals=False for a drafter that learns as it decodes'
   )
   window = int(info.calls_B.max()) - 1
-  raise DraftMismatch(request, row, window, length + k, text)
+  raise Finding(request, row, window, length + k, text)
 
 
 def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
@@ -262,11 +249,7 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float):
   ):
     if axis < 0:
       continue
-    if axis == 0 or len(x) != len(count_B):
-      raise ValueError(
-        f'a state has a leaf of shape {x.shape} for {len(count_B)} rows: rows '
-        'must be axis 0 of every leaf'
-      )
+    assert axis and len(x) == len(count_B), f'rows are not axis 0: {x.shape}'
     x, y = (jnp.moveaxis(z, axis, 1) for z in (x, y))
     gap_BSR = np.asarray(_distance(x, y))
     counts_BS = np.arange(gap_BSR.shape[1])[None] < np.asarray(count_B)[:, None]

@@ -147,23 +147,21 @@ def check(item: Item, model, new: int | None) -> int:
   Raises:
     ValueError: a prompt that cannot be decoded as asked.
   """
-  tokens, context = item.tokens, model.context
-  for name in ('source', 'prediction'):
-    searched = getattr(item, name)
-    _check_ids(searched, model.ids)
-    if len(searched) > context:
-      raise ValueError(
-        f'the {name} has {len(searched)} tokens, the context holds {context}: '
-        'shorten it'
-      )
+  tokens, context, ids = item.tokens, model.context, model.ids
   if not len(tokens):
     raise ValueError('empty prompt: decoding starts from at least one token')
-  _check_ids(tokens, model.ids)
-  if len(tokens) >= context:
-    raise ValueError(
-      f'the prompt has {len(tokens)} tokens, the context holds {context}: '
-      'shorten the prompt'
-    )
+  named = ('source', item.source), ('prediction', item.prediction)
+  for name, given in (*named, ('prompt', tokens)):
+    if bad := [t for t in given if not 0 <= t < ids]:
+      raise ValueError(
+        f'token id {bad[0]} is outside the vocabulary: allowed are 0 to '
+        f'{ids - 1}'
+      )
+    if len(given) > context - (name == 'prompt'):
+      raise ValueError(
+        f'the {name} has {len(given)} tokens, the context holds {context}: '
+        'shorten it'
+      )
   if new is None:
     return context - len(tokens)
   if len(tokens) + new > context:
@@ -173,14 +171,6 @@ def check(item: Item, model, new: int | None) -> int:
       f'lower it to {context - len(tokens)} or shorten the prompt'
     )
   return new
-
-
-def _check_ids(tokens, ids: int):
-  bad = [t for t in tokens if not 0 <= t < ids]
-  if bad:
-    raise ValueError(
-      f'token id {bad[0]} is outside the vocabulary: allowed are 0 to {ids - 1}'
-    )
 
 
 class Wanted(NamedTuple):
@@ -248,8 +238,8 @@ def make(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit.astype(np.int32),
-    fill(_uint32([x.number for x in items])),
-    fill(_uint32(wanted.seed)),
+    fill([x.number for x in items]).astype(np.uint32),
+    fill(wanted.seed).astype(np.uint32),
     settings,
     _stops(wanted.stop_ids, rows, stops),
     fill(wanted.drafts).astype(np.int32),
@@ -294,13 +284,6 @@ def _buffer(texts: Sequence[Any], rows: int, length: int, fill: int = 0):
   for row, text in zip(tokens_BL, texts, strict=False):
     row[: len(text)] = text
   return tokens_BL
-
-
-def _uint32(value: Any) -> np.ndarray:
-  x = np.asarray(value)
-  assert np.issubdtype(x.dtype, np.integer), value
-  assert (x >= 0).all() and (x < 2**32).all(), value
-  return x.astype(np.uint32)
 
 
 class NonFiniteLogits(ValueError):
@@ -350,12 +333,6 @@ def place(request: decode.Request, layout: sharding.Layout | None):
   """Splits the rows over the mesh's data axis."""
   if layout is None:
     return request
-  rows = request.tokens_BL.shape[0]
-  if rows != rows_on(layout, rows):
-    raise ValueError(
-      f'{rows} rows: mesh.data={layout.mesh.shape["data"]} has to divide '
-      'them; give another bench.batch_size'
-    )
   return jax.tree.map(
     lambda x: hosts.put(
       x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))

@@ -99,7 +99,7 @@ def test_a_lost_slot_is_named_and_nothing_else(kind):
     req, slot = request(), 9
     debug.check_cache(loop, weights_of(*params), req)
     weights = weights_of(*params, slot)
-    with pytest.raises(debug.CacheMismatch) as caught:
+    with pytest.raises(debug.Finding) as caught:
       debug.check_cache(loop, weights, req)
     programs = decode.programs(*loop[:4])
     out, state = fakes.run_steps(programs, weights, req)
@@ -126,7 +126,7 @@ def test_a_drafter_that_reads_too_little_is_named():
   weights = types.Weights(params, params)
   loop = decode.Loop(TABLE, drafter._replace(init=init), reject.RULE, OPTIONS)
   req = request(temperature=0.8)
-  with pytest.raises(debug.DraftMismatch) as caught:
+  with pytest.raises(debug.Finding) as caught:
     debug.check_cache(loop, weights, req)
   found = caught.value
   n = int(req.lengths_B[ROW]) + GAMMA + 1
@@ -180,18 +180,10 @@ def test_one_bit_of_what_an_encoder_left_is_named():
     if (target, draft) == (world.target, world.draft):
       debug.check_cache(*args)
       continue
-    with pytest.raises(debug.CacheMismatch, match='what the encoder') as caught:
+    with pytest.raises(debug.Finding, match='what the encoder') as caught:
       debug.check_cache(*args)
     found = caught.value
     assert (found.row, found.window, found.slot) == (ROW, 0, 0)
-
-
-def test_nan_in_what_an_encoder_left_is_no_change(monkeypatch):
-  monkeypatch.setattr(debug, '_stores', lambda store: [store])
-  one = np.array([[[np.nan, 1.0]]])
-  debug._compare_stores(request(), one, one.copy(), 0)
-  with pytest.raises(debug.CacheMismatch, match='what the encoder left'):
-    debug._compare_stores(request(), one, np.nan * one, 0)
 
 
 def test_a_draft_of_the_wrong_shape_is_refused():
@@ -261,6 +253,6 @@ def test_the_api_checks_no_proposals_of_a_drafter_that_adapts():
   check = functools.partial(
     specdec_jax.check_cache, target, [[5, 6, 5, 6]], draft=adapts
   )
-  with pytest.raises(debug.DraftMismatch, match='proposals=False'):
+  with pytest.raises(debug.Finding, match='proposals=False'):
     check(max_new_tokens=5)
   check(max_new_tokens=5, proposals=False)

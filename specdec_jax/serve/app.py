@@ -37,19 +37,6 @@ class Limits(NamedTuple):
   body: int = 1 << 20
 
 
-class Sizes(NamedTuple):
-  """What is decoded at a time.
-
-  rows: answers that are decoded together.
-  length: tokens of a prompt and its answer, at most.
-  waiting: answers that wait for a row, at most.
-  """
-
-  rows: int
-  length: int
-  waiting: int
-
-
 class Server:
   """The endpoints; `app` is the application that has them."""
 
@@ -289,11 +276,7 @@ def _open_record(path: str) -> io.FileIO:
   torn, size = files.torn(file), file.seek(0, io.SEEK_END)
   if not b'{"'.startswith(torn[:2]):
     raise ValueError(f'record {path}: its last line is no text: name another')
-  try:
-    json.loads(torn)
-    file.write(b'\n')  # whole but for its end
-  except ValueError:
-    file.truncate(size - len(torn))
+  file.truncate(size - len(torn))
   return file
 
 
@@ -340,31 +323,40 @@ def _event(body: Any) -> str:
 def open_server(
   engine: build.Engine,
   name: str,
-  sizes: Sizes,
   limits: Limits,
   record: str = '',
+  *,
+  rows: int,
+  length: int,
+  waiting: int,
 ) -> tuple[Server, worker_lib.Worker]:
   """A server of an engine, and what answers for it; nothing is asked yet.
 
-  engine: if it has no costs yet, they are measured, at these rows.
+  Args:
+    engine: if it has no costs yet, they are measured, at these rows.
+    name: what requests call it.
+    limits, record: as of Server.
+    rows: answers that are decoded together.
+    length: tokens of a prompt and its answer, at most.
+    waiting: answers that wait for a row, at most.
   """
   # Where a pass costs by its width it costs by its rows, too.
   by_rows = engine.options.widths and not engine.target.layout
-  few = [1] if by_rows and sizes.rows > 1 else []
-  engine = build.measured(engine, sizes.rows, *few)
+  few = [1] if by_rows and rows > 1 else []
+  engine = build.measured(engine, rows, *few)
   target, gamma = engine.target, engine.drafter.gamma
-  length = min(sizes.length, target.context)
+  length = min(length, target.context)
   searched = target.start is not None or build.searches(engine)
-  rows = pool.Pool.of(
+  held = pool.Pool.of(
     engine,
-    rows=(*few, sizes.rows),
+    rows=(*few, rows),
     length=length + gamma,
     sources=length if searched else 0,
     stops=len(target.tokenizer.eos_ids) + protocol.STOPS,
     prefix_caching=True,
   )
-  worker = worker_lib.Worker(engine, rows, most=sizes.waiting)
-  served = protocol.Served(name, engine, length, sizes.waiting)
+  worker = worker_lib.Worker(engine, held, most=waiting)
+  served = protocol.Served(name, engine, length, waiting)
   return Server(served, worker, limits, record), worker
 
 

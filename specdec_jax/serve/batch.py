@@ -185,15 +185,15 @@ def report(
   add = lambda name: sum(x.metrics[name] for x in done.values() if x.metrics)
   tokens, calls = add('emitted_tokens'), add('target_calls')
   bad = sum(x.finish_reason == 'non-finite' for x in done.values())
-  summary = {
-    'prompts': len(run.prompts),
-    'answers': len(done),
-    'non_finite': bad,
-    'tokens': tokens,
-    'target_calls': calls,
-    'block_efficiency': metrics.ratio(tokens, calls),
-    'lossless': rule.lossless,
-  }
+  summary = dict(
+    prompts=len(run.prompts),
+    answers=len(done),
+    non_finite=bad,
+    tokens=tokens,
+    target_calls=calls,
+    block_efficiency=metrics.ratio(tokens, calls),
+    lossless=rule.lossless,
+  )
   print(printing.compact(summary))
 
 
@@ -240,31 +240,32 @@ def _answers(
   the turns before left no room for 'context'; they are empty, without metrics.
   """
   answers = [[] for _ in some]
-  turns = [len(prompt.turns) or 1 for prompt in some]
+  for turn in range(max(len(x.turns) or 1 for x in some)):
+    asked = [i for i, x in enumerate(some) if turn < (len(x.turns) or 1)]
+    for i, answer in _turn(run, some, asked, answers):
+      answers[i].append(answer)
+      if turn + 1 == (len(some[i].turns) or 1):
+        yield some[i], answers[i]
 
-  def add(i: int, x: completion.Completion):
-    answers[i].append(x)
-    if len(answers[i]) == turns[i]:
-      yield some[i], answers[i]
 
-  for turn in range(max(turns)):
-    items, each, asked = [], [], []
-    for i in (i for i, count in enumerate(turns) if turn < count):
-      item, before = _item(run, some[i], answers[i]), answers[i]
-      wanted = _wanted(run, some[i])
-      broken = turn and before[-1].finish_reason == 'non-finite'
-      need = len(item.tokens) + (wanted.max_new_tokens or 1)
-      full = need > run.target.context
-      if broken or full:
-        why = 'non-finite' if broken else 'context'
-        empty = completion.Completion('', [], [], finish_reason=why, metrics={})
-        yield from add(i, empty)
-      else:
-        items.append(item)
-        each.append(wanted)
-        asked.append(i)
-    for n, x in run.ask(items, each) if items else ():
-      yield from add(asked[n], x)
+def _turn(run: Run, some, asked: Sequence[int], answers):
+  """Yields indices of prompts with the answers to their next turns."""
+  given, items, each = [], [], []
+  for i in asked:
+    item, wanted = _item(run, some[i], answers[i]), _wanted(run, some[i])
+    need = len(item.tokens) + (wanted.max_new_tokens or 1)
+    why = 'context' if need > run.target.context else ''
+    if answers[i] and answers[i][-1].finish_reason == 'non-finite':
+      why = 'non-finite'
+    if why:
+      empty = completion.Completion('', [], [], finish_reason=why, metrics={})
+      yield i, empty
+    else:
+      given.append(i)
+      items.append(item)
+      each.append(wanted)
+  for n, answer in run.ask(items, each) if items else ():
+    yield given[n], answer
 
 
 def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:

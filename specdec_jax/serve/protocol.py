@@ -133,8 +133,7 @@ def _check_names(given: Iterable[str], allowed: Sequence[str], of=''):
   """Raises ValueError for the first name that is not allowed."""
   for name in given:
     if name not in allowed:
-      here = completion.ELSEWHERE.get(name, '').partition(',')[0]
-      raise completion.refusal(name, allowed, here * (here in allowed), of)
+      raise completion.refusal(name, allowed, of)
 
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
@@ -180,21 +179,13 @@ def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:
 
 
 def _predicted(given: Any) -> str:
-  """The text of a prediction, which may come in parts."""
-  is_part = lambda x: (
-    isinstance(x, dict)
-    and isinstance(x.get('text'), str)
-    and x == {'type': 'text', 'text': x['text']}
-  )
+  """The text of a prediction."""
   match given:
     case {'type': 'content', 'content': str(text)} if len(given) == 2:
       return text
-    case {'type': 'content', 'content': [*parts]} if len(given) == 2:
-      if all(map(is_part, parts)):
-        return ''.join(x['text'] for x in parts)
   raise ValueError(
     f'prediction={fields.short(given)}: must be {{"type": "content", '
-    '"content": TEXT}, or a list of {"type": "text", "text": TEXT} for TEXT'
+    '"content": TEXT}'
   )
 
 
@@ -218,21 +209,17 @@ def _top(given: Mapping[str, Any], kept: int, chat: bool) -> int | None:
   name = 'top_logprobs' if chat else 'logprobs'
   asked = _flag(given, 'logprobs') if chat else 'logprobs' in given
   top = given.get(name, 0)
-  if not requests.is_id(top) or top < 0:
-    raise ValueError(f'{name}={fields.short(top)}: must be a whole number')
-  if not asked:
-    if top:
-      raise ValueError(f'{name}={top}: needs logprobs=true beside it')
-    return None
-  if top > TOP:
+  if not requests.is_id(top) or not 0 <= top <= TOP:
     raise ValueError(f'{name}={fields.short(top)}: allowed are 0 to {TOP}')
-  most = kept if kept > 1 else 0
-  if not kept or top > most:
+  if top and not asked:
+    raise ValueError(f'{name}={top}: needs logprobs=true beside it')
+  need = max(top, 2) if top else 1
+  if asked and need > kept:
     raise ValueError(
-      f'{name}={top}: this server keeps {most} of each token; start it with '
-      f'--logprobs={max(top, 2) if top else 1}'
+      f'{name}={top}: this server keeps {kept} of each token; start it with '
+      f'--logprobs={need}'
     )
-  return top
+  return top if asked else None
 
 
 def _texts(given: Any) -> list[Any]:

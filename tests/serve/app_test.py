@@ -343,13 +343,14 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   found = text_lib.read(str(file), field='text').documents
   assert sorted(found) == sorted([*texts, 'whole'])
   file.write_text('# Notes')
-  sizes = app.Sizes(1, 32, 1)
   with pytest.raises(ValueError, match='its last line is no text: name anoth'):
-    app.open_server(small.engine(), 'it', sizes, app.Limits(), str(file))
+    opened(small.engine(), record=str(file))
   assert file.read_text() == '# Notes'
-  file.write_text(line := '{"text": "whole but for its end"}')
-  app.open_server(small.engine(), 'it', sizes, app.Limits(), str(file))
-  assert file.read_text() == f'{line}\n'
+
+
+def opened(engine, rows=1, record=''):
+  sizes = dict(rows=rows, length=32, waiting=1)
+  return app.open_server(engine, 'tiny', app.Limits(), record, **sizes)
 
 
 class Stuck:
@@ -539,8 +540,7 @@ def test_no_answer_waits_for_a_program():
 
 
 def test_an_address_that_is_not_here_is_refused():
-  sizes, limits = app.Sizes(1, 32, 1), app.Limits()
-  server = app.open_server(small.engine(), 'tiny', sizes, limits)
+  server = opened(small.engine())
   with pytest.raises(ValueError, match='of nowhere.invalid: cannot be had'):
     app.serve(*server, 'nowhere.invalid', 0)
 
@@ -552,8 +552,7 @@ def test_an_adaptive_drafter_chooses_by_the_costs_of_its_rows(monkeypatch):
   target = small.engine().target
   draft = adaptive.Settings(lookup.Settings())
   engine = build.engine(target, draft, gamma=1, measure=False)
-  sizes = app.Sizes(5, 32, 1)
-  server, worker = app.open_server(engine, 'it', sizes, app.Limits())
+  server, worker = opened(engine, rows=5)
   assert server._served.engine.costs == costs(5) | {'few': {'1': costs(1)}}
   own = worker._pool._weights.draft
   assert [x.verify_N[0] for x in (own.costs, own.few[1])] == [5, 1]
