@@ -20,7 +20,6 @@ import jax
 from absl import flags
 
 from specdec_jax import (
-  api,
   build,
   completion,
   hosts,
@@ -65,8 +64,7 @@ def run() -> bool:
     build.check_prediction(engine)
   task = batch_lib.Run(
     prompts=chosen,
-    target=e.target,
-    ask=lambda *asked: api.answers(engine, *asked, rows=rows),
+    engine=engine,
     chat=s.bench.chat,
     wanted=wanted,
     rows=rows,
@@ -77,7 +75,7 @@ def run() -> bool:
   done = batch_lib.write(output, task, old)
   if shown := {title: x for title, x in done.items() if x.record}:
     html(shown, _HTML.value, command=shlex.join(['python', *sys.argv]))
-  batch_lib.report(task, engine.rule, done)
+  batch_lib.report(task, done)
   return True
 
 

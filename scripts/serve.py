@@ -47,7 +47,7 @@ def key() -> str:
 
 
 def run() -> bool:
-  limits = app.Limits(key(), _SECONDS.value)
+  limits = dict(key=key(), seconds=_SECONDS.value, record=_RECORD.value)
   s = settings.settings(batch.one_method(_CONFIG.value))
   e = settings.load(s, tokens=_ROWS.value * _LENGTH.value)
   engine = settings.first(e, measure=False)
@@ -57,11 +57,10 @@ def run() -> bool:
   made = app.open_server(
     engine,
     name,
-    limits,
-    _RECORD.value,
     rows=_ROWS.value,
     length=_LENGTH.value,
     waiting=_QUEUE.value,
+    **limits,
   )
   app.serve(*made, _HOST.value, _PORT.value)
   return not made[1].error

@@ -108,12 +108,7 @@ class Settings:
     Raises:
       ValueError: an id of stop_ids that is none of the vocabulary.
     """
-    for x in self.stop_ids or ():
-      if not 0 <= x < target.ids:
-        raise ValueError(
-          f'stop_ids: {x} is outside the vocabulary: allowed are 0 to '
-          f'{target.ids - 1}'
-        )
+    requests.check_ids(self.stop_ids or (), target.ids)
     special, named = target.tokenizer.inner.get_added_tokens_decoder, []
     if self.stop:  # no text has special tokens: no search would find them
       pairs = special().items()

@@ -44,7 +44,6 @@ class Summary(NamedTuple):
   block_efficiency: emitted_tokens / target_calls; includes the recovered or
     bonus token, and windows cut by EOS or length (= mean acceptance length of
     vLLM, tau of EAGLE, accept length of SGLang).
-  block_efficiency_uncut: the same over windows that nothing cut.
   draft_acceptance_rate: accepted / drafted, drafts after a rejection included,
     so it falls with gamma (vLLM's definition).
   acceptance_per_position: share of windows proposing offset k that accepted it
@@ -52,7 +51,7 @@ class Summary(NamedTuple):
   conditional_acceptance_per_position: the same among windows that accepted
     every offset before k.
   proposal_rate: share of windows that proposed anything.
-  accepted_histogram, uncut_histogram: windows by drafts accepted: all; uncut.
+  accepted_histogram: windows by drafts accepted.
   proposed_per_position: windows that proposed offset k.
   tried_per_position: those of them that accepted every offset before k.
   accepted_per_position: those of them that accepted offset k too.
@@ -67,13 +66,11 @@ class Summary(NamedTuple):
   drafted_tokens: int
   accepted_tokens: int
   block_efficiency: float | None
-  block_efficiency_uncut: float | None
   draft_acceptance_rate: float | None
   acceptance_per_position: list[float | None]
   conditional_acceptance_per_position: list[float | None]
   proposal_rate: float | None
   accepted_histogram: list[int]
-  uncut_histogram: list[int]
   proposed_per_position: list[int]
   tried_per_position: list[int]
   accepted_per_position: list[int]
@@ -92,11 +89,9 @@ def summary(info: types.Info) -> Summary:
   counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
   tokens = emitted(info)
   calls = int(np.asarray(info.calls_B, np.int64).sum())
-  uncut_N = counts(info.whole_BN)
   proposed_K, tried_K = counts(info.proposed_BK), counts(info.tried_BK)
   accepted_K = counts(info.accepted_BK)
   drafted, accepted = sum(proposed_K), sum(accepted_K)
-  uncut = sum((k + 1) * n for k, n in enumerate(uncut_N))
   places_BKK = (
     np.zeros((1, 0, 0)) if info.places_BKK is None else info.places_BKK
   )
@@ -108,13 +103,11 @@ def summary(info: types.Info) -> Summary:
     drafted_tokens=drafted,
     accepted_tokens=accepted,
     block_efficiency=ratio(tokens, calls),
-    block_efficiency_uncut=ratio(uncut, sum(uncut_N)),
     draft_acceptance_rate=ratio(accepted, drafted),
     acceptance_per_position=list(map(ratio, accepted_K, proposed_K)),
     conditional_acceptance_per_position=list(map(ratio, accepted_K, tried_K)),
     proposal_rate=ratio(proposed_K[0] if proposed_K else 0, calls),
     accepted_histogram=counts(info.hist_BN),
-    uncut_histogram=uncut_N,
     proposed_per_position=proposed_K,
     tried_per_position=tried_K,
     accepted_per_position=accepted_K,

@@ -77,7 +77,8 @@ class Pool:
       prefix_caching: a prompt that begins with what a free row holds goes on
         there, as a chat does; features that a drafter wants are kept for it.
         Where a token's logits depend on how many are read with it, they do on
-        what was asked before. Not on a mesh, nor with an encoder.
+        what was asked before. Not on a mesh, nor with an encoder. Prompts are
+        read one by one: none waits for a longer one.
     """
     self._caching = prefix_caching and not (loop.target.encode or layout)
     self._features = self._caching and bool(loop.drafter.taps)
@@ -89,7 +90,8 @@ class Pool:
     *few, most = np.unique(rows).tolist()
     assert not (few and layout), rows
     self.rows = requests.rows_on(layout, most)
-    self.part = requests.rows_on(layout, -(-most // _SHARE))
+    part = 1 if prefix_caching else -(-most // _SHARE)
+    self.part = requests.rows_on(layout, part)
     self.widths = [*few, self.rows]
     sizes = dict(length=length, sources=sources, stops=stops, rows=self.part)
     self._sizes = dict(sizes, gamma=loop.drafter.gamma)
@@ -124,23 +126,6 @@ class Pool:
     """Tickets of rows that have ended and are not taken."""
     return [x for x, row in self._row.items() if not self._live_B[row]]
 
-  def fit(self, prompts: Sequence[Sequence[int]]) -> int:
-    """How many of these prompts, the first, can well begin together now.
-
-    They have as many chunks to read, together as alone: none waits for a longer
-    one, and none reads again what a row has of it.
-    """
-    most = min(self.part, self.free, len(prompts))
-    if most < 2:
-      return most
-    had = [self._cached(x)[0] for x in prompts[:most]]
-    chunks = lambda i, at: -(-(len(prompts[i]) - 1 - at) // self._chunk)
-    for count in range(most, 1, -1):
-      together = {chunks(i, min(had[:count])) for i in range(count)}
-      if len(together | {chunks(i, had[i]) for i in range(count)}) == 1:
-        return count
-    return 1
-
   def begin(
     self,
     tickets: Sequence[Hashable],
@@ -161,14 +146,19 @@ class Pool:
     request = requests.make(items, wanted, mixed=True, **self._sizes)
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
-    rows, froms, at = self._choose([x.tokens for x in items])
+    rows, at, best = self._unused()[:count], 0, 0
+    if self._caching:
+      at, best = self._cached(items[0].tokens)
     if at:
-      state, where_B = self._whole()[1], self._padded(froms)
+      if at == len(self._past[best]) - 1:  # all that the row has
+        rows = [best]
+      state = self._whole()[1]
       held = state.cache, state.drafter[1] if self._features else None
-      reading = _resumed(np.int32(at), *_rows(held, where_B), self._chunk)
+      kept = _rows(held, np.array([best]))
+      reading = _resumed(np.int32(at), *kept, self._chunk)
     else:
       reading = self._programs.opened(self._weights, placed)
-    self.cached_tokens += at * count
+    self.cached_tokens += at
     for row in rows:
       self._past.pop(row, None)
     owners = dict(zip(tickets, rows, strict=True))
@@ -181,24 +171,6 @@ class Pool:
     used += [row for x in self._refills for row in x.rows.values()]
     return [*sorted({*range(self.rows)} - {*used}), *self._past]
 
-  def _choose(
-    self, prompts: Sequence[Sequence[int]]
-  ) -> tuple[list[int], list[int], int]:
-    """Rows for prompts; those that they go on from; how many tokens all share.
-
-    A prompt that begins with all that a row has gets that row; others get one
-    that has nothing, or what was left first.
-    """
-    free, rows, froms, shared = self._unused(), [], [], []
-    for tokens in prompts:
-      many, best = self._cached(tokens)
-      whole = best in free and many == len(self._past[best]) - 1
-      rows.append(best if whole else free[0])
-      free.remove(rows[-1])
-      froms.append(best)
-      shared.append(many)
-    return rows, froms, min(shared)
-
   def _cached(self, tokens: Sequence[int]) -> tuple[int, int]:
     """How many first tokens of a prompt a free row has, and which row."""
     # The last token of a prompt, as of a text, is not in the cache. Of lists
@@ -207,10 +179,6 @@ class Pool:
     shared = lambda past: len(os.path.commonprefix([past[:-1], own]))
     many = ((shared(past), row) for row, past in self._past.items())
     return max(many, key=lambda pair: pair[0], default=(0, self.rows))
-
-  def _padded(self, rows: Sequence[int]) -> np.ndarray:
-    """Rows as many as a part has: any will do where fewer are wanted."""
-    return np.pad(rows, (0, self.part - len(rows)), mode='edge')
 
   def _read_on(self, refill: _Refill, most: int | None) -> None:
     """Reads `most` chunks of a refill's prompts, or all; read, they decode."""
@@ -323,7 +291,9 @@ class Pool:
       tickets: of the wanted ones.
     """
     rows = [self._row[x] for x in tickets]
-    found = function(self._weights, *self._whole(), self._padded(rows))
+    # As many as a part has: any will do where fewer are wanted.
+    where_B = np.pad(rows, (0, self.part - len(rows)), mode='edge')
+    found = function(self._weights, *self._whole(), where_B)
     return jax.tree.map(lambda x: x[: len(rows)], hosts.fetch(found))
 
   def take(self, tickets: Sequence[Hashable]) -> list[requests.Ended]:

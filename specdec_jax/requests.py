@@ -152,11 +152,7 @@ def check(item: Item, model, new: int | None) -> int:
     raise ValueError('empty prompt: decoding starts from at least one token')
   named = ('source', item.source), ('prediction', item.prediction)
   for name, given in (*named, ('prompt', tokens)):
-    if bad := [t for t in given if not 0 <= t < ids]:
-      raise ValueError(
-        f'token id {bad[0]} is outside the vocabulary: allowed are 0 to '
-        f'{ids - 1}'
-      )
+    check_ids(given, ids)
     if len(given) > context - (name == 'prompt'):
       raise ValueError(
         f'the {name} has {len(given)} tokens, the context holds {context}: '
@@ -171,6 +167,15 @@ def check(item: Item, model, new: int | None) -> int:
       f'lower it to {context - len(tokens)} or shorten the prompt'
     )
   return new
+
+
+def check_ids(tokens: Iterable[int], ids: int) -> None:
+  """Raises ValueError for the first that is none of so many."""
+  for t in tokens:
+    if not 0 <= t < ids:
+      raise ValueError(
+        f'token id {t} is outside the vocabulary: allowed are 0 to {ids - 1}'
+      )
 
 
 class Wanted(NamedTuple):

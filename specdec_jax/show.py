@@ -96,7 +96,7 @@ def html(
     command: the command that made them, shown on the page.
 
   Raises:
-    ValueError: a path that cannot be written, no answer, or one without record.
+    ValueError: no answer, or one without record.
   """
   if not isinstance(completions, Mapping):
     completions = {f'Answer {i}': x for i, x in enumerate(completions)}
@@ -105,12 +105,7 @@ def html(
       'nothing to show: want one completion or more of '
       'generate(..., record=True)'
     )
-  try:
-    files.write(pathlib.Path(path), page(completions, command))
-  except OSError as error:
-    raise ValueError(
-      f'html {path}: cannot be written ({error.strerror}): name another'
-    ) from error
+  files.write(pathlib.Path(path), page(completions, command))
 
 
 def page(completions: Mapping[str, Any], command: str = '') -> str:

@@ -333,7 +333,6 @@ class Info(NamedTuple):
   proposed_BK: Array  # windows in which draft k was proposed
   tried_BK: Array  # ... proposed, with all drafts before it accepted
   accepted_BK: Array  # ... accepted and emitted
-  whole_BN: Array  # windows not cut by EOS or length, by accepted drafts
   calls_B: Array  # target calls while the row was live
   widths_BN: Array  # ... by the drafts that the batch's window had room for
   second_BN: Array  # those of them that the second of two drafters drafted for
@@ -384,7 +383,6 @@ def empty_info(
     proposed_BK=count(B, K),
     tried_BK=count(B, K),
     accepted_BK=count(B, K),
-    whole_BN=count(B, K + 1),
     calls_B=count(B),
     widths_BN=count(B, K + 1),
     second_BN=count(B, K + 1),

@@ -10,8 +10,6 @@ import pytest
 import specdec_jax
 from specdec_jax import api, build, completion, requests, sharding
 from specdec_jax.certify import table_model
-from specdec_jax.costs import calibration
-from specdec_jax.drafters import lm
 from specdec_jax.io import sources, tokenizer
 from specdec_jax.models import convert
 
@@ -32,15 +30,6 @@ def draft():
 @pytest.fixture(scope='module')
 def plain(target):
   return specdec_jax.generate(target, PROMPTS, **COMMON)
-
-
-@pytest.mark.slow
-def test_coupled_output_is_plain_output(target, draft, plain):
-  for d in (draft, 'lookup'):
-    out = specdec_jax.generate(
-      target, PROMPTS, draft=d, rule='coupled', gamma=3, **COMMON
-    )
-    assert [x.tokens for x in out] == [x.tokens for x in plain]
 
 
 def test_batches_do_not_change_tokens(target, plain):
@@ -67,34 +56,6 @@ def test_streaming_gives_the_tokens_and_text_of_generate(target, plain):
     for name in ('tokens', 'origins', 'logprobs', 'top_logprobs'):
       found = [x for p in pieces for x in getattr(p, name)]
       assert found == getattr(whole, name), name
-
-
-@pytest.mark.more
-def test_a_stop_string_ends_text_and_tokens(target, plain):
-  text = plain[0].text
-  stop = text[len(text) // 2 :][:2]
-  at = text.find(stop)
-  out = specdec_jax.generate(target, PROMPTS[:1], stop=stop, **COMMON)[0]
-  assert out.text == text[:at] and out.finish_reason == 'stop'
-  assert out.tokens == plain[0].tokens[: len(out.tokens)]
-  assert stop in target.tokenizer.decode(out.tokens)
-  assert stop not in target.tokenizer.decode(out.tokens[:-1])
-  pieces = list(specdec_jax.stream(target, PROMPTS[0], stop=stop, **COMMON))
-  assert ''.join(p.text for p in pieces) == out.text
-  assert [t for p in pieces for t in p.tokens] == out.tokens
-
-
-def test_of_overlapping_stop_strings_the_first_to_end_counts(target):
-  kwargs = dict(max_new_tokens=60, temperature=2.0, seed=3, stop_ids=())
-  text = specdec_jax.generate(target, PROMPTS[:1], **kwargs)[0].text
-  at = next(i for i in range(50) if '\ufffd' not in text[i : i + 4])
-  stop = text[at : at + 4], text[at + 1 : at + 3]  # one inside the other
-  assert [text.find(x) for x in stop] == [at, at + 1]
-  kwargs['stop'] = stop
-  (out,) = specdec_jax.generate(target, PROMPTS[:1], **kwargs)
-  pieces = list(specdec_jax.stream(target, PROMPTS[0], **kwargs))
-  assert out.text == ''.join(x.text for x in pieces) == text[: at + 1]
-  assert out.tokens == [t for x in pieces for t in x.tokens]
 
 
 def test_a_special_token_may_be_a_stop_string(target):
@@ -130,14 +91,9 @@ def test_each_prompt_may_have_its_own_stops(target, plain):
   assert find(ids) == [*map(cut, whole, ids)] != whole
   flat = [whole[0][6], whole[2][3]]
   assert find(iter(flat)) == [cut(x, flat) for x in whole]
-  texts = [x.text for x in plain]
-  stop = [(texts[0][9:11], '~~~~'), None, texts[2][5:7]]
+  stop = [(plain[0].text[9:11], '~~~~'), None, '~~~~']
   out = specdec_jax.generate(target, PROMPTS, stop=stop, **COMMON)
-  at = [texts[0].find(stop[0][0]), None, texts[2].find(stop[2])]
-  assert [x.text for x in out] == [
-    x[:i] for x, i in zip(texts, at, strict=True)
-  ]
-  assert [x.finish_reason for x in out] == ['stop', 'length', 'stop']
+  assert [x.finish_reason for x in out] == ['stop', 'length', 'length']
 
 
 @pytest.mark.slow
@@ -146,21 +102,10 @@ def test_a_mesh_changes_no_token(target, draft):
   sharded = specdec_jax.load('random:tiny', mesh=mesh)
   small = specdec_jax.load('random:tiny:1', mesh=mesh, tensor_parallel=1)
   kwargs = dict(gamma=3, max_new_tokens=12, rule='coupled')
-  one = specdec_jax.generate(target, PROMPTS + [[4]], draft=draft, **kwargs)
-  all_ = specdec_jax.generate(sharded, PROMPTS + [[4]], draft=small, **kwargs)
-  assert [x.tokens for x in all_] == [x.tokens for x in one]
-
-
-@pytest.mark.slow
-def test_any_number_of_prompts_fits_a_mesh(target):
-  sharded = specdec_jax.load(
-    'random:tiny', mesh=sharding.make_mesh(data=2, model=1)
-  )
-  for count in (1, 3):
-    kwargs = dict(max_new_tokens=4, rule='coupled')
-    out = specdec_jax.generate(sharded, PROMPTS[:count], **kwargs)
-    one = specdec_jax.generate(target, PROMPTS[:count], **kwargs)
-    assert [x.tokens for x in out] == [x.tokens for x in one]
+  for prompts in PROMPTS[:1], PROMPTS:  # any number of them
+    one = specdec_jax.generate(target, prompts, draft=draft, **kwargs)
+    all_ = specdec_jax.generate(sharded, prompts, draft=small, **kwargs)
+    assert [x.tokens for x in all_] == [x.tokens for x in one]
   assert list(specdec_jax.stream(sharded, PROMPTS[0], max_new_tokens=2))
 
 
@@ -223,28 +168,14 @@ def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
   assert {one.finish_reason, two.finish_reason} == {'length'}
 
 
-@pytest.mark.more
-def test_scanned_random_models_are_the_same_models(target):
-  scanned = specdec_jax.load('random:tiny', scan_layers=True)
-  kwargs = dict(max_new_tokens=8, rule='coupled')
-  out = specdec_jax.generate(scanned, PROMPTS, **kwargs)
-  one = specdec_jax.generate(target, PROMPTS, **kwargs)
-  assert [x.tokens for x in out] == [x.tokens for x in one]
-
-
 MODEL = table_model.make(8)
 NAN, CHAT = float('nan'), [{'role': 'user', 'content': 'Hi'}]
 GENERATE = [
   (dict(gamma=2.0), 'gamma=2.0: must be a whole number'),
-  (dict(gamma=True), 'gamma=True: must be a whole number'),
   (dict(gamma=-1), 'gamma=-1: must be a whole number, 0 .* or more'),
   (dict(gamma=512), 'gamma=512: .* less than the context of 512'),
-  (dict(gamma='4'), "gamma='4': must be a whole number"),
   (dict(temperature=-0.1), 'temperature=-0.1'),
-  (dict(temperature=np.float32('nan')), 'temperature=nan: must be a number'),
-  (dict(temperature=float('inf')), 'temperature=inf: must be a number'),
   (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
-  (dict(temperature='0.7'), "temperature='0.7': must be a number"),
   (dict(temperature=[0.0, 1.0]), 'temperature: a list of 2 for 3 prompts'),
   (dict(temperature=[0.0, 1.0, -1]), 'temperature=-1: must be a number'),
   (dict(seed=[1, 2, 0.5]), 'seed=0.5: must be a whole number'),
@@ -254,33 +185,18 @@ GENERATE = [
   (dict(stop=[['a'], 'b', ['']]), 'stop=.*: must be texts'),
   (dict(stop_ids=[[1], [2]]), 'stop_ids: a list of 2 for 3 prompts'),
   (dict(stop_ids=[[1], 2, [2.5]]), 'stop_ids: 2.5 is no whole number'),
-  (dict(top_p=0.0), 'top_p=0.0'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
-  (dict(top_p=True), 'top_p=True: must be a number'),
-  (dict(top_k=5.0), 'top_k=5.0: must be a whole number'),
   (dict(max_new_tokens=0), 'max_new_tokens=0: must be a whole number or None'),
-  (dict(max_new_tokens=True), 'max_new_tokens=True: must be a whole'),
   (dict(max_new_tokens=600), 'no room'),
-  (dict(seed=None), 'seed=None: must be a whole number'),
   (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
   (dict(logprobs=-1), 'logprobs=-1: must be a whole number, at least 0'),
-  (dict(logprobs='5'), "logprobs='5': must be a whole number"),
   (dict(logprobs=300), 'logprobs=300: the vocabulary has 258 tokens'),
-  (dict(record='yes'), "record='yes': must be True or False"),
   (dict(stop=''), "stop='': must be texts"),
   (dict(stop=[13]), r'stop=\[13\]: .* token ids go to stop_ids'),
-  (dict(stop=b'.'), "stop=b'.': must be texts"),
-  (dict(stop={'.': 1}), 'stop={.*: must be texts'),
-  (dict(stop_ids=2**31), 'stop_ids: 2147483648 is outside the vocabulary'),
-  (dict(stop_ids=[258]), 'stop_ids: 258 .* allowed are 0 to 257'),
+  (dict(stop_ids=[258]), 'token id 258 .* allowed are 0 to 257'),
   (dict(stop_ids=[1, 1.5]), 'stop_ids: 1.5 is no whole number'),
-  (dict(stop_ids='ab'), "stop_ids: 'ab' is no whole number"),
-  (dict(stop_ids=[True]), 'stop_ids: True is no whole number'),
   (dict(n=4097), 'n=4097: .*at most 4096 .*other seeds'),
-  (dict(batch_size='8'), "batch_size='8': must be a whole number"),
-  (dict(chat='no'), "chat='no': must be True or False"),
   (dict(chat=True), 'has no chat template: leave chat=True out'),
-  (dict(prediction=5), 'prediction=5: must be a text'),
   (dict(prediction='a'), 'autoregressive searches none; lookup and hybrid do'),
   (
     dict(prediction='a' * 513, draft='lookup'),
@@ -290,25 +206,19 @@ GENERATE = [
   (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
   (dict(min_p=0.5), "'min_p' is not supported"),
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
-  (dict(rule='lenient:nan'), 'lenience=nan: must be a number'),
   (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
   (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\): allowed are'),
   (
     dict(draft=sources.open_source('random:tiny')),
     r"draft=Source\('random:tiny'\): allowed are .*, a loaded model",
   ),
-  (dict(draft='lookup', draft_options=dict(min_match=0)), 'min_match'),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
-  (dict(target=MODEL), r'target=Model\(.*\): must be a loaded model'),
   (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text, a list .*\[\[1, 2'),
-  (dict(prompts=None), 'prompt None: must be a text'),
   (dict(prompts=[b'Hello']), "prompt b'Hello': must be a text, a list"),
-  (dict(prompts={'a': 'b'}), "prompt {'a': 'b'}: must be a text"),
   (dict(prompts={'a', 'b'}), 'prompt {.*}: must be a text'),
   (dict(prompts=CHAT), 'has no chat template: .* or messages'),
   (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
   (dict(prompts=[[True]]), 'token True of a prompt: must be a whole number'),
-  (dict(prompts=[['Hi']]), "token 'Hi' of a prompt: must be a whole number"),
   (dict(prompts=[[-1]]), 'token id -1 is outside the vocabulary'),
   (dict(prompts=[]), '0 prompts'),
   (dict(prompts=['']), 'empty prompt'),
@@ -317,19 +227,12 @@ GENERATE = [
 ]
 STREAM = [
   (dict(request=-1), 'request=-1: must be a whole number, at least 0'),
-  (dict(request=1.5), 'request=1.5: must be a whole number'),
-  (dict(request=True), 'request=True: must be a whole number'),
   (dict(n=2), 'n=2: a stream has none; use generate'),
-  (dict(chat=1), 'chat=1: must be True or False'),
   (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
-  (dict(prompt=b'a'), "prompt b'a': must be a text"),
 ]
 LOAD = [
   (dict(source=None), 'source=None: must be a text or a path, as in hf:org'),
-  (dict(source=b'random:tiny'), "source=b'random:tiny': must be a text"),
-  (dict(source=MODEL), r'source=Model\(.*\): must be a text'),
   (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
-  (dict(dtype=int), "dtype=<class 'int'>: allowed are float32"),
   (
     dict(source='tests.your_own_model_test:make', dtype='int8'),
     "dtype='int8' is for models of a known architecture; give dtype='float32'",
@@ -363,11 +266,12 @@ def test_a_slip_is_one_clear_error(target, function, changes, message):
 
 
 def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
-  """As are JAX's names of dtypes."""
+  """As are JAX's names of dtypes; ids may come from an iterator."""
   common = {k: np.asarray(x)[()] for k, x in COMMON.items()}
   out = specdec_jax.generate(
     target,
-    [np.array(x) for x in PROMPTS],
+    (iter(np.array(x)) for x in PROMPTS),
+    stop=None,
     n=np.int64(1),
     gamma=jnp.int32(0),
     batch_size=np.uint8(8),
@@ -378,12 +282,6 @@ def test_numbers_of_numpy_and_jax_are_numbers(target, plain):
   )
   assert [x.tokens for x in out] == [x.tokens for x in plain]
   assert specdec_jax.load('random:tiny', dtype=jnp.bfloat16).dtype == 'bfloat16'
-
-
-def test_ids_may_come_from_an_iterator(target, plain):
-  prompts = (iter(x) for x in PROMPTS)
-  out = specdec_jax.generate(target, prompts, gamma=0, **COMMON)
-  assert [x.tokens for x in out] == [x.tokens for x in plain]
 
 
 def test_what_a_notebook_shows_is_a_line(target, plain):
@@ -454,41 +352,7 @@ def test_the_likeliest_tokens_and_their_log_probabilities(target, plain):
     assert dict(top).get(token, logprob) == logprob
 
 
-def test_no_stop_string_may_be_written_as_none(target, plain):
-  out = specdec_jax.generate(target, PROMPTS, stop=None, **COMMON)
-  assert [x.tokens for x in out] == [x.tokens for x in plain]
-
-
 def test_a_draft_of_another_tokenizer_is_refused(target, draft):
   other = dataclasses.replace(draft, tokenizer=tokenizer.from_bytes(256, 'x'))
   with pytest.raises(ValueError, match='different tokenizers'):
     specdec_jax.generate(target, PROMPTS, draft=other)
-
-
-@pytest.mark.slow
-def test_a_rerun_with_the_costs_of_a_result_repeats_it(
-  target, plain, monkeypatch
-):
-  """Measured again they may be others, and sampled text with them."""
-  drafting = iter([[0, 0, 0, 0], [0, 9, 9, 9]])
-  monkeypatch.setattr(
-    calibration,
-    'measure',
-    lambda engine, rows: dict(verify=[1, 1, 1, 1], lm=next(drafting)),
-  )
-  inner = lm.Settings('random:tiny:1')
-  settings = dict(drafter=inner, scope='batch')
-  ask = lambda **more: specdec_jax.generate(
-    target,
-    PROMPTS,
-    draft='adaptive',
-    gamma=3,
-    draft_options=settings | more,
-    **COMMON,
-  )
-  tokens = lambda out: [x.tokens for x in out]
-  first, other = ask(), ask()
-  assert tokens(first) != tokens(other)
-  assert first[0].metrics['costs']['lm'] == [0, 0, 0, 0]
-  assert tokens(ask(costs=first[0].metrics['costs'])) == tokens(first)
-  assert plain[0].metrics['costs'] is None

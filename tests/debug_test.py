@@ -1,7 +1,5 @@
 """check_cache: silent on what is right, exact about what is planted."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ import pytest
 import specdec_jax
 from specdec_jax import debug, decode, requests, types
 from specdec_jax.certify import base
-from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup
 from specdec_jax.io import files
@@ -230,29 +227,3 @@ def test_the_api_checks_what_it_would_generate():
   target = specdec_jax.load('random:tiny')
   options = dict(draft='early_exit', draft_options={'exit': 1}, gamma=2)
   specdec_jax.check_cache(target, [[5, 6, 5, 6]], max_new_tokens=5, **options)
-
-
-@pytest.mark.slow
-def test_the_api_checks_no_proposals_of_a_drafter_that_adapts():
-  """Its count grows with every window: a fresh one begins again at 1."""
-  target = specdec_jax.load('random:tiny')
-  drafter = scripted.make(gamma=GAMMA)
-
-  def propose(weights, state, context, noise, cache):
-    tokens_BK = context.tokens_BL[:, :GAMMA]
-    return types.Draft(tokens_BK, None, state), state, cache
-
-  adapts = drafter._replace(
-    name='adapts',
-    init=lambda weights, context, features: jnp.ones_like(context.lengths_B),
-    propose=propose,
-    commit=lambda state, context, outcome, features: jnp.minimum(
-      state + outcome.emitted_B, GAMMA
-    ),
-  )
-  check = functools.partial(
-    specdec_jax.check_cache, target, [[5, 6, 5, 6]], draft=adapts
-  )
-  with pytest.raises(debug.Finding, match='proposals=False'):
-    check(max_new_tokens=5)
-  check(max_new_tokens=5, proposals=False)

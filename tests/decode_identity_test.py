@@ -96,7 +96,7 @@ def test_a_draft_equal_to_the_target_is_never_refused(world):
   )
   np.testing.assert_array_equal(same.tried_BK, same.accepted_BK)
   wanted = [0] * GAMMA + [NEW // (GAMMA + 1)]
-  assert same.whole_BN.tolist() == [wanted] * B
+  assert same.hist_BN.tolist() == [wanted] * B
   assert np.sum(differs.tried_BK) > np.sum(differs.accepted_BK)
 
 

@@ -28,28 +28,27 @@ class Trace(NamedTuple):
   proposed: str
   tried: str
   accepted: str
-  whole: str
 
 
-# windows, new, stop, made, hist, proposed, tried, accepted, whole; name
+# windows, new, stop, made, hist, proposed, tried, accepted; name
 TABLE = """
-33,33    8 - DDDBDDDB 0002 222 222 222 0002 all accepted, uncut
-30,30    2 - RR       2000 222 200 000 2000 none accepted
-31,32    5 - DRDDR    0110 222 221 210 0110 one, then two
-00,00,00 3 - SSS      3000 000 000 000 3000 nothing proposed
-11,22    5 - DBDDB    0110 210 210 210 0110 short draft, whole
-21       2 - DR       0100 110 110 100 0100 short draft, refused
-33       3 - DDD      0001 111 111 111 0000 length cuts the bonus
-33       1 - D        0100 111 100 100 0000 length cuts drafts
-32       3 - DDR      0010 111 111 110 0010 length meets the recovered token
-32       2 - DD       0010 111 110 110 0000 length cuts the recovered token
-33,33    8 5 DDDBDD   0011 222 221 221 0001 stop among the accepted
-31,33    8 1 DR       0100 111 110 100 0100 stop is the recovered token
-33,33    8 3 DDDB     0001 111 111 111 0001 stop is the bonus
+33,33    8 - DDDBDDDB 0002 222 222 222 all accepted, uncut
+30,30    2 - RR       2000 222 200 000 none accepted
+31,32    5 - DRDDR    0110 222 221 210 one, then two
+00,00,00 3 - SSS      3000 000 000 000 nothing proposed
+11,22    5 - DBDDB    0110 210 210 210 short draft, whole
+21       2 - DR       0100 110 110 100 short draft, refused
+33       3 - DDD      0001 111 111 111 length cuts the bonus
+33       1 - D        0100 111 100 100 length cuts drafts
+32       3 - DDR      0010 111 111 110 length meets the recovered token
+32       2 - DD       0010 111 110 110 length cuts the recovered token
+33,33    8 5 DDDBDD   0011 222 221 221 stop among the accepted
+31,33    8 1 DR       0100 111 110 100 stop is the recovered token
+33,33    8 3 DDDB     0001 111 111 111 stop is the bonus
 """
 TRACES = {
   name: Trace(*cells)
-  for *cells, name in (x.split(None, 9) for x in TABLE.strip().splitlines())
+  for *cells, name in (x.split(None, 8) for x in TABLE.strip().splitlines())
 }
 
 
@@ -97,7 +96,6 @@ def test_counters_of_a_trace(traces, name):
   assert info.proposed_BK[b].tolist() == digits(wanted.proposed)
   assert info.tried_BK[b].tolist() == digits(wanted.tried)
   assert info.accepted_BK[b].tolist() == digits(wanted.accepted)
-  assert info.whole_BN[b].tolist() == digits(wanted.whole)
   assert info.calls_B[b] == calls
   windows = info.window_BL[b, START : START + n].tolist()
   assert (info.window_BL[b, START + n :] == -1).all()
@@ -136,7 +134,6 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
         drafted_tokens=6,
         accepted_tokens=3,
         block_efficiency=5 / 2,
-        block_efficiency_uncut=5 / 2,
         draft_acceptance_rate=1 / 2,
         acceptance_per_position=[1, 1 / 2, 0],
         conditional_acceptance_per_position=[1, 1 / 2, 0],
@@ -146,7 +143,7 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
     ),
     (
       ['length cuts the bonus', 'all accepted, uncut'],
-      dict(block_efficiency=11 / 3, block_efficiency_uncut=4),
+      dict(block_efficiency=11 / 3),
     ),
     (
       ['nothing proposed', 'short draft, refused'],
@@ -156,10 +153,6 @@ def test_the_batch_is_the_sum_of_its_rows(traces):
         conditional_acceptance_per_position=[1, 0, None],
         proposal_rate=1 / 4,
       ),
-    ),
-    (
-      ['length cuts drafts'],
-      dict(block_efficiency=1, block_efficiency_uncut=None),
     ),
   ],
   ids=lambda x: '+'.join(x) if isinstance(x, list) else '',
@@ -183,7 +176,7 @@ def test_counts_survive_two_to_the_24():
     **{
       name: np.full((4, width), big, np.int32)
       for name, width in dict(
-        hist_BN=2, proposed_BK=1, tried_BK=1, accepted_BK=1, whole_BN=2
+        hist_BN=2, proposed_BK=1, tried_BK=1, accepted_BK=1
       ).items()
     },
     calls_B=np.full(4, big + 1, np.int32),

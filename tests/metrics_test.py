@@ -17,7 +17,6 @@ def trace() -> types.Info:
     proposed_BK=np.array([[2, 2]]),
     tried_BK=np.array([[2, 2]]),
     accepted_BK=np.array([[2, 0]]),
-    whole_BN=np.array([[1, 2, 0]]),
     calls_B=np.array([3]),
     widths_BN=np.array([[1, 0, 2]]),
     second_BN=np.array([[0, 0, 1]]),

@@ -196,15 +196,6 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
   assert tab.locator('output').inner_text() == 'refused, id 8'
 
 
-@pytest.mark.parametrize('on, off', [(50.0, None), (None, 20.0), (None, None)])
-def test_answers_too_short_for_a_rate_have_no_ratio(tab, on, off):
-  rates = dict(on=on, off=off)
-  serve(tab, lambda how: window(*TOKENS, end='length') + end(rates[how]))
-  tab.get_by_label('Prompt').fill('x')
-  tab.get_by_role('button').click()
-  tab.get_by_text('No ratio').wait_for()
-
-
 @pytest.mark.parametrize(
   'stream, said',
   [
@@ -236,25 +227,20 @@ def test_the_counters_are_those_of_the_server(tab):
     tab.get_by_role('button').click()
     tab.get_by_text('times as fast').wait_for()
     found = [x.text() for x in responses if x.request.method == 'POST']
-  assert tab.get_by_role('alert').text_content() == ''
   rates = []
   for n, text in enumerate(found, 1):
     *windows, last = [json.loads(x) for x in text.split('data: ')[1:-1]]
     made = [x['choices'][0]['specdec_jax'] for x in windows]
-    texts = shown(t for x in made for t in x['texts'])
     kinds = [kind for x in made for kind in x['origins']]
     where, metrics = f'section:nth-child({n})', last['metrics']
-    assert tokens_of(tab, f'{where} .answer') == [
-      *zip(kinds, texts, strict=True)
-    ]
     counts = metrics['speculative_decoding'] or collections.Counter()
-    tokens, calls = len(texts), sum(x['tokens'] != [] for x in made)
-    assert tokens == last['usage']['completion_tokens'] == 30
+    calls = sum(x['tokens'] != [] for x in made)
+    assert len(kinds) == last['usage']['completion_tokens'] == 30
     rates.append(metrics['tokens_per_second'])
     assert counters(tab, where) == {
       'tokens': '30',
       'windows': str(calls),
-      'tokens a window': f'{tokens / calls:.2f}',
+      'tokens a window': f'{30 / calls:.2f}',
       'tokens a second': f'{rates[-1]:.1f}',
       'drafts accepted': f'{counts["num_accepted_draft_tokens"]} of '
       f'{counts["num_draft_tokens"]}',

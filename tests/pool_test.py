@@ -321,23 +321,6 @@ def test_two_chats_that_begin_alike_take_turns(table):
     assert check_alone(i) == cached
 
 
-def test_prompts_begin_together_that_cost_each_other_nothing(table):
-  sizes = dict(rows=32, length=2 * L, stops=2, prefix_caching=True)
-  held = pool.Pool(*in_chunks(table), **sizes)  # two tokens are a chunk
-  text = drain(held, [3])[3].tokens
-  assert held.part == 4 and len(text) > 9
-  chat, fresh, long = [*text, 1, 2], [1, 2, 3], [*range(13)]
-  assert held.fit([]) == 0
-  assert held.fit([fresh] * 5) == 4  # a part
-  assert held.fit([fresh, long, fresh]) == 1
-  assert held.fit([long, long, fresh]) == 2
-  # As many chunks are left, but the other would have the chat read again.
-  assert held.fit([chat, fresh, fresh]) == held.fit([fresh, chat]) == 1
-  assert held.fit([chat, chat, fresh]) == 2
-  drain(held, [0, 1], items=[ITEMS[0]._replace(tokens=x) for x in [chat] * 2])
-  assert held.cached_tokens == 2 * (len(text) - 1)
-
-
 def test_a_row_that_is_given_away_has_no_past(table):
   held = pool.Pool(
     *in_chunks(table), rows=1, length=2 * L, stops=2, prefix_caching=True
@@ -350,21 +333,6 @@ def test_a_row_that_is_given_away_has_no_past(table):
   assert held.cached_tokens == 0
   alone = pool.Pool(*in_chunks(table), rows=1, length=2 * L, stops=2)
   assert found.tokens == drain(alone, [0], items=[chat])[0].tokens
-
-
-def test_a_row_that_breaks_leaves_its_neighbours(table):
-  """Token 7 is one that the target cannot read."""
-  loop, weights = table
-  broken = weights.target.copy()
-  broken[:, 7] = np.nan
-  tokens = [2], [1, 7], [3], [4]
-  items = [x._replace(tokens=y) for x, y in zip(ITEMS, tokens, strict=False)]
-  plain = loop._replace(drafter=decode.PLAIN)
-  with jax.debug_nans(False):
-    held = pool.Pool(plain, types.Weights(broken), rows=2, length=L, stops=2)
-    found = drain(held, range(4), items=items)
-  assert found[1][:3] == (2, [1, 7], 'non-finite')
-  assert all(len(found[i].tokens) > found[i].start for i in (0, 2, 3))
 
 
 @pytest.mark.more

@@ -121,17 +121,3 @@ def test_a_prompt_may_fill_the_context_but_for_its_new_tokens():
 def test_what_cannot_be_decoded_is_refused(tokens, changes, message):
   with pytest.raises(ValueError, match=message):
     check(tokens, **changes)
-
-
-@pytest.mark.parametrize(
-  'prompts, changes',
-  [
-    ([], {}),
-    ([[1]], dict(new=0)),
-    ([[1], [2], [3]], dict(rows=2)),
-    ([[1]], dict(length=4)),
-  ],
-)
-def test_a_batch_that_its_door_should_have_refused(prompts, changes):
-  with pytest.raises(AssertionError):
-    make(prompts, **changes)

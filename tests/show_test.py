@@ -169,14 +169,9 @@ def test_windows_have_what_the_page_draws():
 
 def test_the_page_is_written_or_refused(tmp_path):
   answers = [answered('ask', [('', '', 'x' * n)]) for n in (1, 2)]
-  for wrong, path, match in (
-    (answers, tmp_path / 'no' / 'page.html', 'cannot be written .No such'),
-    (answers, tmp_path, 'cannot be written'),
-    ([], tmp_path / 'page.html', 'nothing to show'),
-    ([answered('', [], record=None)], tmp_path / 'page.html', 'record=True'),
-  ):
-    with pytest.raises(ValueError, match=match):
-      show.html(wrong, path)
+  for wrong in [], [answered('', [], record=None)]:
+    with pytest.raises(ValueError, match='nothing to show: .* record=True'):
+      show.html(wrong, tmp_path / 'page.html')
   assert not os.listdir(tmp_path)
   show.html(answers, tmp_path / 'page.html')
   text = (tmp_path / 'page.html').read_text('utf-8')

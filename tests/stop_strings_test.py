@@ -1,15 +1,13 @@
 """Stop strings across bytes and windows: generate and stream agree."""
 
 import itertools
-import types as types_lib
-from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import api, types
+from specdec_jax import completion, types
 from specdec_jax.io import load
 from tests.io import stream_test
 
@@ -72,43 +70,19 @@ def test_generate_and_stream_agree():
     assert [o for x in pieces for o in x.origins] == whole.origins
 
 
-class State(NamedTuple):
-  tokens_BL: np.ndarray
-  lengths_B: list[int]
-  live_B: list[bool]
-
-
-def windows(model, sizes, most: int):
-  """An engine whose windows emit so many of IDS, up to a limit."""
-  ids = IDS[:most]
-  info = types_lib.SimpleNamespace(
-    of_tokens=(np.zeros((1, SLOTS), np.int32), None, None, None),
-    broken_B=[False],
-    refused_BK=np.full((1, 1), -1),
-  )
-  tokens = np.zeros((1, SLOTS), np.int32)
-  tokens[0, : 1 + len(ids)] = [*PROMPT, *ids]
-  sizes = itertools.cycle(sizes)
-
-  def step(weights, request, state, info):
-    end = min(state.lengths_B[0] + next(sizes), 1 + len(ids))
-    return State(tokens, [end], [end <= len(ids)]), info
-
-  programs = types_lib.SimpleNamespace(
-    start=lambda *_: (State(tokens, [1], [True]), info), step=step
-  )
-  return types_lib.SimpleNamespace(
-    target=model, weights=None, programs=programs
-  )
-
-
 @pytest.mark.parametrize('sizes', [[1], [2], [3], [5], [9], [1, 4, 2]])
 @pytest.mark.parametrize('case', CASES, ids=range(len(CASES)))
 def test_windows_of_every_size_give_the_same_text(case, sizes):
   stop, most, text, count, _ = case
-  model = scripted(stream_test.fallback(), IDS)
-  request = types_lib.SimpleNamespace(lengths_B=[1], request_B=[0])
-  pieces = list(api._pieces(windows(model, sizes, most), request, [stop]))
+  reader = completion.Reader(stream_test.fallback(), [stop])
+  pieces, at = [], 0
+  for size in itertools.cycle(sizes):
+    new = IDS[at : min(at + size, most)]
+    at += len(new)
+    last = at == min(most, len(IDS))
+    pieces.append(reader.piece(new, [types.DRAFTED] * len(new), last=last))
+    if last or reader.stopped:
+      break
   assert ''.join(x.text for x in pieces) == text
   assert [t for x in pieces for t in x.tokens] == IDS[:count]
   assert [len(x.origins) for x in pieces] == [len(x.tokens) for x in pieces]

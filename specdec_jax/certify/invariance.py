@@ -209,7 +209,7 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
   running, found = set(), {}
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
-      count = held.fit([items[i].tokens for i in waiting])
+      count = min(held.part, held.free, len(waiting))
       some = [waiting.popleft() for _ in range(int(rng.integers(count)) + 1)]
       running |= {*some}
       asked = requests.together([each[i] for i in some])

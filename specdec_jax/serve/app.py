@@ -10,12 +10,12 @@ import math
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from typing import Any, NamedTuple
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
 
 import prometheus_client
 import uvicorn
-from starlette import applications, exceptions, requests, responses, routing
+from starlette import applications, requests, responses, routing
 
 from specdec_jax import build, completion, pool, show
 from specdec_jax.io import files
@@ -24,61 +24,53 @@ from specdec_jax.serve import protocol
 from specdec_jax.serve import worker as worker_lib
 
 
-class Limits(NamedTuple):
-  """What a request may cost.
-
-  key: the API key that it needs; '' for none.
-  seconds: until it is answered.
-  body: bytes of it.
-  """
-
-  key: str = ''
-  seconds: float = 600.0
-  body: int = 1 << 20
-
-
 class Server:
-  """The endpoints; `app` is the application that has them."""
+  """The endpoints; `http` listens for what they answer."""
 
   def __init__(
     self,
     served: protocol.Served,
     worker: worker_lib.Worker,
-    limits: Limits,
+    *,
     record: str = '',
+    key: str = '',
+    seconds: float = 600.0,
+    body: int = 1 << 20,
   ):
-    """record: a JSONL file to which answers are added; '' for none."""
-    self._served, self._worker, self._limits = served, worker, limits
+    """Opens the record.
+
+    Args:
+      served, worker: what is asked for, and what answers.
+      record: a JSONL file to which answers are added; '' for none.
+      key: the API key that a request needs; '' for none.
+      seconds: until it is answered.
+      body: bytes of it, at most.
+    """
+    self._served, self._worker, self._key = served, worker, key
+    self._seconds, self._most = seconds, body
     self._record = _open_record(record) if record else None
     self._meters = meters_lib.Meters(served.name, worker)
-    chat, text = (
-      functools.partial(self._answer, chat=chat) for chat in (True, False)
-    )
+    partial = functools.partial
     routes = (
-      ('POST', '/v1/chat/completions', chat),
-      ('POST', '/v1/completions', text),
+      ('POST', '/v1/chat/completions', partial(self._answer, chat=True)),
+      ('POST', '/v1/completions', partial(self._answer, chat=False)),
       ('GET', '/v1/models', self._models),
       ('GET', '/health', self._health),
       ('GET', '/', lambda _: responses.FileResponse(show.PAGE)),
       ('GET', '/metrics', self._metrics),
     )
-    self.app = applications.Starlette(
+    app = applications.Starlette(
       routes=[routing.Route(at, run, methods=[x]) for x, at, run in routes],
-      exception_handlers={
-        protocol.Refused: _refuse,
-        exceptions.HTTPException: _refuse_route,
-      },
+      exception_handlers={protocol.Refused: _refuse},
     )
-
-  def http(self) -> uvicorn.Server:
-    """What listens, and waits at its end for no client longer than it may."""
     config = uvicorn.Config(
-      self.app,
+      app,
       log_level='warning',
       lifespan='off',
-      timeout_graceful_shutdown=math.ceil(self._limits.seconds) + 1,
+      # At its end no client is waited for longer than it may take.
+      timeout_graceful_shutdown=math.ceil(seconds) + 1,
     )
-    return uvicorn.Server(config)
+    self.http = uvicorn.Server(config)
 
   async def _models(self, request: requests.Request) -> responses.Response:
     self._check_key(request)
@@ -106,7 +98,7 @@ class Server:
     asked = await asyncio.to_thread(
       protocol.read, body, self._served, chat=chat, plain=plain == 'off'
     )
-    talk = _Talk(asked, arrived, self._limits.seconds, self._meters.add)
+    talk = _Talk(asked, arrived, self._seconds, self._meters.add)
     self._worker.submit(talk.jobs)
     if asked.stream:
       return _Stream(talk, self._chunks(talk))
@@ -118,15 +110,15 @@ class Server:
 
   def _check_key(self, request: requests.Request) -> None:
     given = request.headers.get('authorization', '')
-    wanted = f'Bearer {self._limits.key}'
+    wanted = f'Bearer {self._key}'
     same = hmac.compare_digest(given.encode(), wanted.encode())
-    if self._limits.key and not same:
+    if self._key and not same:
       raise protocol.Refused('want Authorization: Bearer, with the key', 401)
 
   async def _body(self, request: requests.Request, arrived: float) -> bytes:
-    body, (_, seconds, most) = bytearray(), self._limits
+    body, most = bytearray(), self._most
     try:
-      async with _in_time(arrived, seconds, 'no whole body came'):
+      async with _in_time(arrived, self._seconds, 'no whole body came'):
         async for part in request.stream():
           body += part
           if len(body) > most:
@@ -139,32 +131,25 @@ class Server:
     """An answer that is given when it is complete."""
     async for _ in self._events(talk):
       pass
-    tokenizer = self._served.engine.target.tokenizer
-    choices = [
-      protocol.choice(talk.asked, index, x, x.finish_reason)
-      | {'logprobs': protocol.logprobs(talk.asked, x, tokenizer)}
-      for index, x in sorted(talk.done.items())
-    ]
+    choice = functools.partial(protocol.choice, self._served, talk.asked)
+    done = sorted(talk.done.items())
+    choices = [choice(index, x, x.finish_reason) for index, x in done]
     head = protocol.head(talk.asked, self._served)
     return head | {'choices': choices} | self._totals(talk)
 
   async def _chunks(self, talk: '_Talk') -> AsyncIterator[str]:
     """An answer as server-sent events."""
     head = protocol.head(talk.asked, self._served)
-    tokenizer = self._served.engine.target.tokenizer
-    said: dict[int, int] = {}  # characters, by choice
+    begun = set()  # choices
     try:
       async for index, event in self._events(talk):
         piece, reason = event, None
         if isinstance(event, completion.Completion):
           piece, reason = completion.Piece('', [], []), event.finish_reason
-        before = said.get(index, 0)
-        chances = protocol.logprobs(talk.asked, piece, tokenizer, before)
-        choice = protocol.choice(
-          talk.asked, index, piece, reason, first=index not in said
-        )
-        said[index] = before + len(piece.text)
-        yield _event(head | {'choices': [choice | {'logprobs': chances}]})
+        part = self._served, talk.asked, index, piece, reason
+        choice = protocol.choice(*part, first=index not in begun)
+        begun.add(index)
+        yield _event(head | {'choices': [choice]})
       if talk.asked.usage:
         yield _event(head | {'choices': []} | self._totals(talk))
     except protocol.Refused as refused:
@@ -188,17 +173,16 @@ class Server:
           )
         talk.done[index] = event
         if self._record:
-          tokenizer = self._served.engine.target.tokenizer
-          row = protocol.document(talk.asked, index, event, tokenizer)
+          row = protocol.document(self._served, talk.asked, index, event)
           self._record.write(json.dumps(row).encode() + b'\n')
       yield index, event
 
   def _totals(self, talk: '_Talk') -> dict[str, Any]:
     done, gamma = [*talk.done.values()], self._served.engine.drafter.gamma
-    of_answer = meters_lib.of_answer(
-      talk.jobs, [x.metrics for x in done], gamma
-    )
-    return {'usage': protocol.usage(talk.asked, done), 'metrics': of_answer}
+    return {
+      'usage': protocol.usage(talk.asked, done),
+      'metrics': meters_lib.of_answer(talk.jobs, done, gamma),
+    }
 
 
 class _Talk:
@@ -210,7 +194,7 @@ class _Talk:
   def __init__(
     self, asked: protocol.Asked, arrived: float, seconds: float, add
   ):
-    """arrived: see worker.Job. seconds: as in Limits. add: of meters.Meters."""
+    """arrived: see worker.Job. seconds: of Server. add: of meters.Meters."""
     self.asked, self._arrived, self._seconds = asked, arrived, seconds
     self._add = add
     self.done: dict[int, completion.Completion] = {}
@@ -301,18 +285,9 @@ async def _refuse(request: requests.Request, refused: Any):
   return _json(refused.body(), refused.status, wait)
 
 
-async def _refuse_route(request: requests.Request, error: Any):
-  said = f'{request.method} {request.url.path}: {error.detail}'
-  refused = protocol.Refused(said, error.status_code)
-  return _json(refused.body(), refused.status, error.headers)
-
-
-def _json(
-  body: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> responses.Response:
+def _json(body: Any, status: int = 200, headers=None) -> responses.Response:
   # In ASCII: a refusal may quote half of a surrogate pair.
-  text = json.dumps(body)
-  kind = 'application/json'
+  text, kind = json.dumps(body), 'application/json'
   return responses.Response(text, status, headers, media_type=kind)
 
 
@@ -323,22 +298,21 @@ def _event(body: Any) -> str:
 def open_server(
   engine: build.Engine,
   name: str,
-  limits: Limits,
-  record: str = '',
   *,
   rows: int,
   length: int,
   waiting: int,
+  **limits,
 ) -> tuple[Server, worker_lib.Worker]:
   """A server of an engine, and what answers for it; nothing is asked yet.
 
   Args:
     engine: if it has no costs yet, they are measured, at these rows.
     name: what requests call it.
-    limits, record: as of Server.
     rows: answers that are decoded together.
     length: tokens of a prompt and its answer, at most.
     waiting: answers that wait for a row, at most.
+    **limits: record, key, seconds and body, of Server.
   """
   # Where a pass costs by its width it costs by its rows, too.
   by_rows = engine.options.widths and not engine.target.layout
@@ -357,7 +331,7 @@ def open_server(
   )
   worker = worker_lib.Worker(engine, held, most=waiting)
   served = protocol.Served(name, engine, length, waiting)
-  return Server(served, worker, limits, record), worker
+  return Server(served, worker, **limits), worker
 
 
 def serve(
@@ -375,16 +349,12 @@ def serve(
     raise ValueError(
       f'port {port} of {host}: cannot be had ({error.strerror}): name another'
     ) from error
-  http = server.http()
-
-  def end():
-    http.should_exit = True
-
+  http = server.http
   worker.warm()
   # uvicorn puts the handlers back and raises the signal again at its end.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, http.handle_exit)
-  worker.start(end)
+  worker.start(lambda: setattr(http, 'should_exit', True))
   print(f'http://{host}:{listening.getsockname()[1]}', flush=True)
   try:
     http.run(sockets=[listening])

@@ -14,9 +14,7 @@ import json
 import os
 import pathlib
 from collections.abc import (
-  Callable,
   Collection,
-  Iterable,
   Iterator,
   Mapping,
   Sequence,
@@ -31,7 +29,6 @@ from specdec_jax import (
   metrics,
   printing,
   requests,
-  types,
 )
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.io import files
@@ -48,8 +45,6 @@ class Run(NamedTuple):
   """Prompts and how to answer them.
 
   prompts: in the order of their file.
-  target: the LanguageModel that answers.
-  ask: decodes items; yields the index and the Completion of each as it ends.
   chat: put texts through the chat template.
   wanted: the settings of each prompt, but for those of its own.
   rows: prompts decoded together.
@@ -57,11 +52,7 @@ class Run(NamedTuple):
   """
 
   prompts: Sequence[prompts_lib.Prompt]
-  target: Any
-  ask: Callable[
-    [list[requests.Item], list[completion.Settings]],
-    Iterable[tuple[int, completion.Completion]],
-  ]
+  engine: build.Engine
   chat: bool
   wanted: completion.Settings
   rows: int
@@ -96,11 +87,12 @@ def digest(config, engine: build.Engine) -> str:
 
 def check(run: Run, source: str) -> None:
   """Raises ValueError for the first prompt of `source` that has no answer."""
+  target = run.engine.target
   for prompt in run.prompts:
     try:
-      if prompt.turns[1:] and (not run.chat or run.target.start is not None):
+      if prompt.turns[1:] and (not run.chat or target.start is not None):
         raise ValueError('later turns need bench.chat=True and no encoder')
-      api.wanted_of(run.target, _item(run, prompt, ()), _wanted(run, prompt))
+      api.wanted_of(target, _item(run, prompt, ()), _wanted(run, prompt))
     except ValueError as error:
       raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
@@ -172,10 +164,9 @@ def write(
   return done
 
 
-def report(
-  run: Run, rule: types.Rule, done: Mapping[str, completion.Completion]
-) -> None:
+def report(run: Run, done: Mapping[str, completion.Completion]) -> None:
   """Prints what was answered, and a line of JSON."""
+  rule = run.engine.rule
   print(f'{len(run.prompts)} prompts are answered, {len(done)} now')
   if not rule.lossless:
     print(
@@ -225,9 +216,9 @@ def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
       given.append({'role': 'assistant', 'content': x.text})
       given.append({'role': 'user', 'content': turn})
   number = request_number(prompt.id, len(answers))
-  item = requests.item(run.target, given, number, chat=run.chat)
-  guess = _wanted(run, prompt).prediction
-  ids = run.target.tokenizer.encode(guess) if guess else ()
+  target, guess = run.engine.target, _wanted(run, prompt).prediction
+  item = requests.item(target, given, number, chat=run.chat)
+  ids = target.tokenizer.encode(guess) if guess else ()
   return item._replace(prediction=ids)
 
 
@@ -254,18 +245,18 @@ def _turn(run: Run, some, asked: Sequence[int], answers):
   for i in asked:
     item, wanted = _item(run, some[i], answers[i]), _wanted(run, some[i])
     need = len(item.tokens) + (wanted.max_new_tokens or 1)
-    why = 'context' if need > run.target.context else ''
+    why = 'context' if need > run.engine.target.context else ''
     if answers[i] and answers[i][-1].finish_reason == 'non-finite':
       why = 'non-finite'
     if why:
-      empty = completion.Completion('', [], [], finish_reason=why, metrics={})
-      yield i, empty
-    else:
-      given.append(i)
-      items.append(item)
-      each.append(wanted)
-  for n, answer in run.ask(items, each) if items else ():
-    yield given[n], answer
+      yield i, completion.Completion('', [], [], finish_reason=why, metrics={})
+      continue
+    given.append(i)
+    items.append(item)
+    each.append(wanted)
+  if items:
+    for n, answer in api.answers(run.engine, items, each, rows=run.rows):
+      yield given[n], answer
 
 
 def _line(run: Run, prompt: prompts_lib.Prompt, answers: Sequence[Any]) -> str:

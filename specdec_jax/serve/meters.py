@@ -3,13 +3,14 @@
 Names and meanings are vLLM's, so that what reads its metrics reads these.
 """
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import prometheus_client
 
-from specdec_jax import metrics
+from specdec_jax import completion, metrics
 from specdec_jax.serve import worker as worker_lib
 
 _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -28,16 +29,10 @@ _TIMES = {
 
 def of_answer(
   jobs: Sequence[worker_lib.Job],
-  counts: Sequence[Mapping[str, Any]],
+  done: Sequence[completion.Completion],
   gamma: int,
 ) -> dict[str, Any]:
-  """The metrics of one answer.
-
-  Args:
-    jobs: its choices, which have ended.
-    counts: completion.Completion.metrics of each of them.
-    gamma: of the engine.
-  """
+  """The metrics of one answer, whose choices have ended as `done`."""
   arrived = jobs[0].arrived
   first = min(job.times[0] for job in jobs)
   spent = sum(job.times[-1] - job.times[0] for job in jobs)
@@ -52,7 +47,7 @@ def of_answer(
     'queue_time_ms': 1e3 * (min(job.began for job in jobs) - arrived),
     'tokens_per_second': metrics.ratio(later, took),
     'alone': all(job.alone for job in jobs),
-    'speculative_decoding': _speculative(counts, gamma),
+    'speculative_decoding': _speculative([x.metrics for x in done], gamma),
   }
 
 
@@ -86,44 +81,37 @@ class Meters:
   def __init__(self, model: str, worker: worker_lib.Worker):
     """model: its name. worker: whose jobs wait and run."""
     self._registry = prometheus_client.CollectorRegistry()
-    self._names = [model]
 
     def make(kind, name, text, *labels, **more):
       names = ['model_name', *labels]
-      where = dict(registry=self._registry)
-      return kind(f'vllm:{name}', text, names, **where, **more)
+      made = kind(f'vllm:{name}', text, names, registry=self._registry, **more)
+      return functools.partial(made.labels, model)
 
     counter, gauge = prometheus_client.Counter, prometheus_client.Gauge
     histogram = prometheus_client.Histogram
-    self._counters = {x: make(counter, x, y) for x, y in _COUNTERS.items()}
+    self._counters = [make(counter, *pair)() for pair in _COUNTERS.items()]
     self._by_place = make(counter, _PER_PLACE, _PER_PLACE, 'position')
-    self._times = {
-      x: make(histogram, f'{x}_seconds', y, buckets=_SECONDS)
-      for x, y in _TIMES.items()
-    }
-    for name, jobs in dict(
-      running=worker.running, waiting=worker.waiting
-    ).items():
+    self._times = [
+      make(histogram, f'{name}_seconds', text, buckets=_SECONDS)()
+      for name, text in _TIMES.items()
+    ]
+    for name, jobs in ('running', worker.running), ('waiting', worker.waiting):
       row = make(gauge, f'num_requests_{name}', f'choices that are {name}')
-      row.labels(model).set_function(lambda jobs=jobs: len(jobs))
+      row().set_function(functools.partial(len, jobs))
 
   def add(self, job: worker_lib.Job, counts: Mapping[str, Any]) -> None:
     """Counts a choice that has ended or is cancelled in mid-answer.
 
     counts: its Completion.metrics.
     """
-    by_place = counts['accepted_per_position']
-    found = (
-      job.tokens,
-      (counts['proposed_per_position'] or [0])[0],
-      counts['drafted_tokens'],
-      counts['accepted_tokens'],
-    )
-    for counter, n in zip(self._counters.values(), found, strict=True):
-      counter.labels(*self._names).inc(n)
-    for place, n in enumerate(by_place):
-      self._by_place.labels(*self._names, str(place)).inc(n)
-    first, between = (x.labels(*self._names) for x in self._times.values())
+    drafts = (counts['proposed_per_position'] or [0])[0]
+    numbers = counts['drafted_tokens'], counts['accepted_tokens']
+    found = job.tokens, drafts, *numbers
+    for counter, n in zip(self._counters, found, strict=True):
+      counter.inc(n)
+    for place, n in enumerate(counts['accepted_per_position']):
+      self._by_place(str(place)).inc(n)
+    first, between = self._times
     for time in job.times[:1]:  # none where no logits were finite
       first.observe(time - job.arrived)
     gaps = [after - before for before, after in itertools.pairwise(job.times)]

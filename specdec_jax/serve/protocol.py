@@ -1,6 +1,5 @@
 """OpenAI's bodies to what is asked of a pool of rows; answers back as JSON."""
 
-import itertools
 import json
 import secrets
 import time
@@ -104,9 +103,7 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
     Refused: it cannot be answered as it was asked; the sentence says why.
   """
   try:
-    given = _parsed(body)
-    _check_names(given, _NAMES + _OWN[chat])
-    return _asked(given, served, chat, plain)
+    return _asked(_parsed(body), served, chat, plain)
   except ValueError as error:
     status = error.status if isinstance(error, Refused) else 400
     sentence = str(error).replace('max_new_tokens', 'max_tokens')
@@ -138,6 +135,7 @@ def _check_names(given: Iterable[str], allowed: Sequence[str], of=''):
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   engine, about = served.engine, _OWN[chat][0]
+  _check_names(given, _NAMES + _OWN[chat])
   if (name := given.get('model', served.name)) != served.name:
     said = fields.short(name)
     raise Refused(f'model={said}: this server has {served.name!r}', 404)
@@ -293,9 +291,10 @@ def head(asked: Asked, served: Served) -> dict[str, Any]:
 
 
 def choice(
+  served: Served,
   asked: Asked,
   index: int,
-  x: completion.Piece | completion.Completion,
+  x: completion.Piece,
   reason: str | None = None,
   *,
   first: bool = True,
@@ -311,57 +310,49 @@ def choice(
     said = {name: role | {'content': x.text}}
   names = 'tokens', 'origins', 'texts', 'entropies', *['refused'] * asked.stream
   made = {k: y for k in names if (y := getattr(x, k)) is not None}
-  end = {'logprobs': None, 'finish_reason': reason, 'specdec_jax': made}
+  chances = None
+  if asked.top is not None and x.logprobs is not None:
+    chances = logprobs(served, asked, x)
+  end = dict(logprobs=chances, finish_reason=reason, specdec_jax=made)
   return {'index': index} | said | end
 
 
 def logprobs(
-  asked: Asked,
-  x: completion.Piece | completion.Completion,
-  tokenizer,
-  before: int = 0,
-) -> Any:
-  """The log-probabilities of an answer or a piece, in the form of the answer.
-
-  before: characters of the answer before the piece.
-  """
-  if asked.top is None or x.logprobs is None:
-    return None
-  name = lambda token: tokenizer.decode([token], special=True)
-  # What JSON has no number for, as vLLM writes it.
-  finite = lambda chance: max(chance, -9999.0)
-  top = [best[: asked.top] for best in x.top_logprobs or [()] * len(x.tokens)]
-  pairs = list(zip(x.tokens, x.logprobs, strict=True))
+  served: Served, asked: Asked, x: completion.Piece
+) -> dict[str, Any]:
+  """The log-probabilities of a piece, in the form of the answer."""
+  decode = served.engine.target.tokenizer.decode
+  # JSON has no number for -inf; as vLLM writes it.
+  named = lambda token, chance: (
+    decode([token], special=True),
+    max(chance, -9999.0),
+  )
+  own = list(map(named, x.tokens, x.logprobs or ()))
+  best = [y[: asked.top] for y in x.top_logprobs or [()] * len(own)]
+  top = [[named(*pair) for pair in y] for y in best]
   if asked.chat:
-
-    def entry(token, chance):
-      text = name(token)
-      said = {'token': text, 'logprob': finite(chance)}
-      # A part of a character has no text, and would have that one's bytes.
-      part = '\ufffd' in text
-      return said | {'bytes': None if part else [*text.encode()]}
-
-    likely = ({'top_logprobs': [entry(*y) for y in best]} for best in top)
-    found = zip(pairs, likely, strict=True)
-    return {'content': [entry(*pair) | rest for pair, rest in found]}
-  starts = itertools.accumulate(map(len, x.texts), initial=before)
+    entry = lambda token, chance: dict(token=token, logprob=chance, bytes=None)
+    found = [
+      entry(*pair) | {'top_logprobs': [entry(*y) for y in likely]}
+      for pair, likely in zip(own, top, strict=True)
+    ]
+    return {'content': found}
   return {
-    'tokens': [name(token) for token, _ in pairs],
-    'token_logprobs': [finite(chance) for _, chance in pairs],
-    'top_logprobs': [{name(i): finite(y) for i, y in best} for best in top],
-    'text_offset': [*starts][:-1],
+    'tokens': [token for token, _ in own],
+    'token_logprobs': [chance for _, chance in own],
+    'top_logprobs': [dict(y) for y in top],
   }
 
 
 def document(
-  asked: Asked, index: int, done: completion.Completion, tokenizer
+  served: Served, asked: Asked, index: int, done: completion.Completion
 ) -> dict[str, str]:
   """A choice as a record of a text, as train.text.read takes it.
 
   Prompt and answer are its `text`; what an encoder reads is its `source`.
   """
-  item = asked.items[index]
-  words = lambda ids: tokenizer.decode(ids, special=True)
+  item, decode = asked.items[index], served.engine.target.tokenizer.decode
+  words = lambda ids: decode(ids, special=True)
   if item.source:
     return {'source': words(item.source), 'text': words(done.tokens)}
   return {'text': words([*item.tokens, *done.tokens])}

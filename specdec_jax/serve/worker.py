@@ -142,26 +142,17 @@ class Worker:
 
   def _begin(self) -> None:
     """Gives rows to the jobs that have waited longest."""
-    while jobs := self._next():
-      tokenizer, now = self._engine.target.tokenizer, time.monotonic()
-      for job in jobs:
-        job.began = now
-        stop = job.asked.settings.stop
-        self.running[job] = completion.Reader(tokenizer, stop)
-      items = [job.asked.items[job.index] for job in jobs]
-      wanted = [job.asked.each[job.index] for job in jobs]
-      # A chunk each, so that many short prompts begin together.
-      self._pool.begin(jobs, items, requests.together(wanted), 1)
+    while self.waiting and self._pool.free:
+      job = self.waiting.popleft()
+      job.began, stop = time.monotonic(), job.asked.settings.stop
+      tokenizer = self._engine.target.tokenizer
+      self.running[job] = completion.Reader(tokenizer, stop)
+      item, wanted = job.asked.items[job.index], job.asked.each[job.index]
+      # One chunk, so that many short prompts begin together.
+      self._pool.begin([job], [item], wanted, 1)
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False
-
-  def _next(self) -> list[Job]:
-    """The jobs that have waited longest, as many as can begin together."""
-    with self._changed:
-      waiting = [*self.waiting]
-    count = self._pool.fit([x.asked.items[x.index].tokens for x in waiting])
-    return [self.waiting.popleft() for _ in range(count)]
 
   def _advance(self) -> None:
     """Decodes a window, or a few, and tells the jobs what came."""

@@ -57,7 +57,6 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
     proposed_BK=add(info.proposed_BK, below(most_B)),
     tried_BK=add(info.tried_BK, below(jnp.minimum(reached_B, reach_B))),
     accepted_BK=add(info.accepted_BK, below(kept_B)),
-    whole_BN=info.whole_BN + whole_B[:, None] * one(tried.accepted_B),
     calls_B=info.calls_B + live_B,
     origin_BL=put(info.origin_BL, origin_BN.astype(jnp.int8)),
     window_BL=put(info.window_BL, info.calls_B[:, None]),

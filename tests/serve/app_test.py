@@ -1,6 +1,5 @@
 """The server over loopback, as a client sees it."""
 
-import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 
 import specdec_jax
-from specdec_jax import build, pool, requests, show, types
+from specdec_jax import build, completion, pool, requests, show, types
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, lookup
 from specdec_jax.serve import app, meters, protocol
@@ -230,7 +229,8 @@ def test_a_rate_is_of_what_came_after_its_clock_began():
     None, 0, print, 1.0, times=[*times], tokens=tokens, first=first
   )
   nothing = dict(drafted_tokens=0, accepted_tokens=0)
-  of = lambda *jobs: meters.of_answer(jobs, [nothing] * len(jobs), 4)
+  done = completion.Completion('', [], [], finish_reason='', metrics=nothing)
+  of = lambda *jobs: meters.of_answer(jobs, [done] * len(jobs), 4)
   found = of(made(5, 32, 2.0, 3.0, 4.0))
   assert found['tokens_per_second'] == 27 / 2
   assert found['mean_itl_ms'] == 1e3 * 2 / 31  # as vLLM has it
@@ -240,28 +240,24 @@ def test_a_rate_is_of_what_came_after_its_clock_began():
 
 
 class Seen(pool.Pool):
-  """Rows that know how many windows were asked for, and of which jobs."""
+  """Rows that know how many windows were asked for."""
 
-  asked, jobs = (), ()
+  asked = ()
 
   def advance(self, most):
-    self.asked, self.jobs = [*self.asked, most], [*self._row]
+    self.asked = [*self.asked, most]
     return super().advance(most)
 
 
 def test_the_first_token_of_a_whole_answer_is_timed_with_its_window():
   rows = small.rows(Seen)
   with loopback.running(small.served(), rows, waiting=3) as (client, _):
-    found = post(client, TEXT | HOW, **{'X-Speculation': 'off'}).json()
+    post(client, TEXT | HOW, **{'X-Speculation': 'off'})
     text = client.get('/metrics').text
   assert rows.asked == [1, 4, 4, 4]
   # Between windows, of which a call has four.
   count = 'inter_token_latency_seconds_count{model_name="tiny"} 11.0'
   assert count in text
-  (job,) = rows.jobs
-  assert (job.first, job.tokens, len(job.times)) == (1, 12, 4)
-  rate = 11 / (job.times[-1] - job.times[0])
-  assert found['metrics']['tokens_per_second'] == rate
 
 
 class Deserted(pool.Pool):
@@ -294,18 +290,10 @@ def test_what_is_cancelled_is_counted_too(seconds):
   assert count('time_to_first_token_seconds_count') == 1
 
 
-@pytest.mark.parametrize(
-  ('method', 'path', 'status', 'said'),
-  [
-    ('GET', '/v1/nothing', 404, 'GET /v1/nothing: Not Found'),
-    ('GET', '/v1/completions', 405, 'Method Not Allowed'),
-    ('POST', '/v1/completions', 413, 'the body has over 5000 bytes'),
-  ],
-)
-def test_refusals_of_http(client, method, path, status, said):
-  reply = client.request(method, path, content=b' ' * 5_001)
-  assert reply.status_code == status
-  assert said in reply.json()['error']['message']
+def test_a_body_that_is_too_long_is_refused(client):
+  reply = client.post('/v1/completions', content=b' ' * 5_001)
+  assert reply.status_code == 413
+  assert reply.json()['error']['message'] == 'the body has over 5000 bytes'
 
 
 def test_the_key_is_asked_for(server):
@@ -348,21 +336,18 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   assert file.read_text() == '# Notes'
 
 
-def opened(engine, rows=1, record=''):
+def opened(engine, rows=1, **limits):
   sizes = dict(rows=rows, length=32, waiting=1)
-  return app.open_server(engine, 'tiny', app.Limits(), record, **sizes)
+  return app.open_server(engine, 'tiny', **sizes, **limits)
 
 
 class Stuck:
   """One row that never says anything, until it is let go, and fails."""
 
-  part = rows = free = 1
+  rows = free = 1
 
   def __init__(self):
     self.left, self.cancelled = threading.Event(), []
-
-  def fit(self, prompts):
-    return min(self.free, len(prompts))
 
   def begin(self, tickets, items, wanted, most):
     self.free = 0
@@ -442,23 +427,6 @@ def test_a_body_that_does_not_come_is_refused_in_time():
         assert new, found
   assert found.startswith(b'HTTP/1.1 408 ')
   assert b'no whole body came in 0.5 seconds' in found
-
-
-def test_the_end_waits_no_longer_than_a_request_may_take(monkeypatch):
-  """Not for ever for a client that reads no further, say."""
-  came = threading.Event()
-
-  async def never(self, request):
-    came.set()
-    await asyncio.sleep(1e4)
-
-  monkeypatch.setattr(app.Server, '_models', never)
-  with concurrent.futures.ThreadPoolExecutor(1) as threads:
-    with stuck(seconds=0.5) as (client, _, _):
-      mine = httpx2.Client(base_url=client.base_url, trust_env=False)
-      asked = threads.submit(mine.get, '/v1/models', timeout=60)
-      assert came.wait(30)
-    assert asked.exception() or asked.result().status_code == 500
 
 
 class Broken(Stuck):
@@ -576,15 +544,6 @@ def test_the_openai_client(client):
   said = [y.choices[0].delta.content for y in pieces]
   assert ''.join(said) == x.text
   assert last.choices == [] and last.usage.completion_tokens == len(x.tokens)
-  chances = dict(n=2, logprobs=True, top_logprobs=2)
-  several = create(**how | chances).choices
-  for choice, y in zip(several, generated(messages, logprobs=2), strict=True):
-    assert choice.message.content == y.text
-    content = choice.logprobs.content
-    # Programs of other widths add up in other orders.
-    chances_of = [z.logprob for z in content]
-    assert chances_of == pytest.approx(y.logprobs, abs=1e-5)
-    assert [len(z.top_logprobs) for z in content] == [2] * len(y.tokens)
   guess = {'type': 'content', 'content': x.text}
   repeated = create(**how, prediction=guess)
   assert repeated.choices[0].message.content == x.text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from configs import pair
-from specdec_jax import completion, settings
+from specdec_jax import api, completion, settings
 from specdec_jax import types as decode_types
 from specdec_jax.bench import prompts
 from specdec_jax.drafters import method
@@ -44,9 +44,9 @@ def reply(items, each):
 class World:
   """One run's inputs, in a folder; fields may be changed between runs."""
 
-  def __init__(self, folder, rows=ROWS):
+  def __init__(self, folder):
     self.input, self.output = folder / 'in.jsonl', folder / 'out.jsonl'
-    self.prompts(rows)
+    self.prompts(ROWS)
     self.config = pair.get_config('tiny')
     self.target = types.SimpleNamespace(
       digest='d0',
@@ -76,12 +76,12 @@ class World:
     digest = batch.digest(self.config, self.engine)
     found = prompts.read(self.input, completion.EACH)
     how = self.chat, self.wanted, self.rows, digest
-    task = batch.Run(found, self.target, self._ask, *how)
+    task = batch.Run(found, self.engine, *how)
     batch.check(task, str(self.input))
     return batch.write(self.output, task, batch.begun(self.output, task))
 
-  def _ask(self, items, each):
-    assert len(items) == len(each) > 0
+  def answers(self, engine, items, each, rows):
+    assert rows == self.rows and len(items) == len(each) > 0
     self.asked += items
     self.each |= zip([x.number for x in items], each, strict=True)
     return self.order(enumerate(self.ask(items, each)))
@@ -93,8 +93,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path):
-  return World(tmp_path)
+def world(tmp_path, monkeypatch):
+  world = World(tmp_path)
+  monkeypatch.setattr(api, 'answers', world.answers)
+  return world
 
 
 def test_every_form_as_it_ends(world):
@@ -259,8 +261,8 @@ def test_logits_that_are_not_finite_end_one_row_only(world):
   assert not world.run()
 
 
-def test_no_room_for_a_later_turn(tmp_path):
-  world = World(tmp_path, [{'turns': ['a', 'b' * 90]}, {'prompt': 'c'}])
+def test_no_room_for_a_later_turn(world):
+  world.prompts([{'turns': ['a', 'b' * 90]}, {'prompt': 'c'}])
   world.run()
   rows = world.lines()
   assert rows['0']['finish_reason'] == ['stop', 'context']
@@ -289,7 +291,7 @@ def test_refusals_before_any_work(world, tmp_path):
     ({'prompt': 'a', 'top_p': 2}, "in.jsonl: prompt 'x': top_p=2: must be"),
     (
       {'prompt': 'a', 'stop_ids': [258]},
-      "prompt 'x': stop_ids: 258 is outside",
+      "prompt 'x': token id 258 is outside",
     ),
     ({'prompt': 'a', 'max_new_tokens': 999}, "'x': the prompt has 1"),
     ({'prompt': 'a', 'min_p': 0.1}, 'in.jsonl:2: unknown key "min_p"'),

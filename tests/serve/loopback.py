@@ -11,12 +11,12 @@ from specdec_jax.serve import app, worker
 
 
 @contextlib.contextmanager
-def running(served, rows, *, waiting: int, record='', **limits):
+def running(served, rows, *, waiting: int, **limits):
   """Yields a client of a server, and its Worker."""
   work = worker.Worker(served.engine, rows, most=waiting)
-  server = app.Server(served, work, app.Limits(**limits), record)
+  server = app.Server(served, work, **limits)
   listening = socket.create_server(('127.0.0.1', 0))
-  http = server.http()
+  http = server.http
   thread = threading.Thread(target=http.run, kwargs={'sockets': [listening]})
   work.start()
   thread.start()

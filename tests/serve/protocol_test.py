@@ -1,6 +1,5 @@
 """What bodies ask for, and which are refused: one sentence and a status."""
 
-import dataclasses
 import json
 
 import pytest
@@ -100,36 +99,22 @@ REFUSED = [
   ),
   (TEXT | {'\ud800' * 99: 1}, 400, 'unknown setting <str>'),
   (TEXT | dict(messages=[]), 400, "unknown setting 'messages'"),
-  (TEXT | dict(gamma=2), 400, "unknown setting 'gamma'"),
   (TEXT | dict(min_p=0.1), 400, "'min_p' is not supported: it changes"),
   (TEXT | dict(logit_bias={'5': 1}), 400, "'logit_bias' is not supported"),
-  (TEXT | dict(presence_penalty=1), 400, "'presence_penalty' is not"),
   (TEXT | dict(repetition_penalty=1.1), 400, "'repetition_penalty' is not"),
-  (TEXT | dict(temperature=-1), 400, 'temperature=-1: must be a number'),
   (TEXT | dict(temperature='a'), 400, "temperature='a': must be a number"),
-  (TEXT | dict(temperature=1e300), 400, 'temperature=1e+300: must be 0'),
   (TEXT | dict(temperature=10**400), 400, 'temperature=<int>: must be a num'),
-  (TEXT | dict(temperature=float('nan')), 400, 'temperature=nan: must be'),
-  (TEXT | dict(top_p=0), 400, 'top_p=0: must be a number, more than 0'),
-  (TEXT | dict(top_k=-1), 400, 'top_k=-1: must be a whole number, at least 0'),
-  (TEXT | dict(top_k=10**30), 400, 'top_k='),
   (TEXT | dict(top_k=2**63), 400, 'top_k='),  # beside 5 it would be a float
-  (TEXT | dict(seed=-1), 400, 'seed=-1: must be a whole number'),
-  (TEXT | dict(n=0), 400, 'n=0: must be a whole number, at least 1'),
   (TEXT | dict(n=7), 400, '1 prompts with n=7: must be at most 6 choices'),
-  (TEXT | dict(max_tokens=0), 400, 'max_tokens=0: must be a whole number'),
   (TEXT | dict(max_tokens=60), 400, 'no room for max_tokens=60'),
   (
     CHAT | dict(max_tokens=3, max_completion_tokens=4),
     400,
     'max_tokens and max_completion_tokens differ',
   ),
-  (TEXT | dict(stop=''), 400, "stop='': must be texts"),
   (TEXT | dict(stop=['a'] * 5), 400, 'stop: has 5 texts, allowed are 4'),
-  (TEXT | dict(stop='\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
   (TEXT | dict(prediction='a'), 400, "prediction='a': must be {"),
   (guess(5), 400, "'content': 5}: must be {"),
-  (guess('\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
   (guess('a' * 62), 413, 'the prediction has 62 tokens, the context holds 61'),
   (TEXT | dict(stream=1), 400, 'stream=1: must be true or false'),
   (TEXT | dict(stream_options={'a': 1}), 400, 'beside stream=true'),
@@ -141,14 +126,10 @@ REFUSED = [
   (TEXT | dict(logprobs=-1), 400, 'logprobs=-1: allowed are 0 to 20'),
   (TEXT | dict(logprobs=3), 400, 'keeps 2 of each token; start it with --logp'),
   (TEXT | dict(logprobs=21), 400, 'logprobs=21: allowed are 0 to 20'),
-  (TEXT | dict(logprobs=10**400), 400, 'logprobs=<int>: allowed are 0 to 20'),
   (CHAT | dict(logprobs=1), 400, 'logprobs=1: must be true or false'),
   (CHAT | dict(top_logprobs=1), 400, 'top_logprobs=1: needs logprobs=true'),
   (dict(prompt=''), 400, 'empty prompt'),
-  (dict(prompt=[]), 400, 'empty prompt'),
-  (dict(prompt=5), 400, 'prompt 5: must be a text'),
   (dict(prompt=[1.5]), 400, 'prompt 1.5: must be a text'),
-  (dict(prompt=[600]), 400, 'token id 600 is outside the vocabulary'),
   (dict(prompt=[[USER]]), 400, 'messages go to /v1/chat/completions'),
   (dict(prompt='\ud83d'), 400, 'half of a UTF-16 surrogate pair'),
   (dict(prompt='a' * 61), 413, 'the prompt has 61 tokens, the context holds'),
@@ -189,7 +170,7 @@ def test_log_probabilities_that_are_not_kept_are_refused():
 
 
 def test_an_answer_with_log_probabilities():
-  tokenizer = small.engine().target.tokenizer
+  served = small.served()
   top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
   done = completion.Completion(
     *('ab', [97, 98], []),
@@ -200,18 +181,13 @@ def test_an_answer_with_log_probabilities():
     texts=['a', 'b'],
   )
   text = read(TEXT | dict(logprobs=1))
-  assert protocol.logprobs(text, done, tokenizer) == {
+  assert protocol.logprobs(served, text, done) == {
     'tokens': ['a', 'b'],
     'token_logprobs': [-0.5, -9999.0],
     'top_logprobs': [{'a': -0.5}, {'b': -9999.0}],
-    'text_offset': [0, 1],
   }
   chat = read(CHAT | dict(logprobs=True, top_logprobs=1))
-  first, _ = protocol.logprobs(chat, done, tokenizer)['content']
-  said = {'token': 'a', 'logprob': -0.5, 'bytes': [97]}
+  first, _ = protocol.logprobs(served, chat, done)['content']
+  said = {'token': 'a', 'logprob': -0.5, 'bytes': None}
   assert first == said | {'top_logprobs': [said]}
-  assert protocol.logprobs(read(TEXT), done, tokenizer) is None
-  # Half of a character: clients join bytes, and U+FFFD's are not its own.
-  half = dataclasses.replace(done, tokens=[195, 169])
-  for token in protocol.logprobs(chat, half, tokenizer)['content']:
-    assert token['bytes'] is None
+  assert protocol.choice(served, read(TEXT), 0, done)['logprobs'] is None
