@@ -18,6 +18,7 @@ from specdec_jax import (
   build,
   completion,
   debug,
+  decode,
   fields,
   hosts,
   metrics,
@@ -258,8 +259,7 @@ def _asked(target, items, each) -> list[requests.Wanted]:
 def _in_a_pool(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
   """Yields (index, Ended)."""
   asked = _asked(engine.target, items, each)
-  pairs = list(zip(items, asked, strict=True))
-  need = max(len(x.tokens) + wanted.new for x, wanted in pairs)
+  need = max(len(x.tokens) + y.new for x, y in zip(items, asked, strict=True))
   held = pool.Pool.of(
     engine,
     rows=rows,
@@ -267,7 +267,7 @@ def _in_a_pool(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
     sources=max(len(x.source) + len(x.prediction) for x in items),
     stops=max(len(wanted.stop_ids) for wanted in asked),
   )
-  waiting = ((i, *pair) for i, pair in enumerate(pairs))
+  waiting = zip(range(len(items)), items, asked, strict=True)
   return held.answers(collections.deque(waiting))
 
 
@@ -333,15 +333,15 @@ def completion_of(
 def _setting(engine: build.Engine, wanted: completion.Settings):
   """Names of models and settings, for display."""
   name = lambda model: model and f'{model.label}, {model.dtype}'
-  sampling = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
-  return {
-    'target': name(engine.target),
-    'draft': name(engine.draft),
-    'drafter': engine.drafter.name,
-    'gamma': engine.drafter.gamma,
-    'rule': engine.rule.name + ' (LOSSY)' * (not engine.rule.lossless),
-    **{key: getattr(wanted, key) for key in sampling},
-  }
+  own = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
+  return dict(
+    target=name(engine.target),
+    draft=name(engine.draft),
+    drafter=engine.drafter.name,
+    gamma=engine.drafter.gamma,
+    rule=engine.rule.name + ' (LOSSY)' * (not engine.rule.lossless),
+    **{key: getattr(wanted, key) for key in own},
+  )
 
 
 def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
