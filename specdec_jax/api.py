@@ -115,11 +115,10 @@ def check_cache(
 ) -> None:
   """Decodes as generate would, slowly, and checks every cache on the way.
 
-  Args:
-    target, prompts: as in generate.
-    proposals: also compare what the drafter proposes with what a fresh one
-      would; False for a drafter that learns as it decodes.
-    **asked: draft, rule, gamma, draft_options and options, as in generate.
+  Takes what generate takes.
+
+  proposals: also compare what the drafter proposes with what a fresh one would;
+    False for a drafter that learns as it decodes.
 
   Raises:
     debug.Finding: what is wrong first, by row, window and slot.

@@ -12,17 +12,6 @@ from specdec_jax.drafters import table
 from specdec_jax.io import files
 from specdec_jax.io.tokens import stream as stream_lib
 
-# Settings of other systems that would change p; ignoring one would be silent.
-REFUSED = (
-  'frequency_penalty',
-  'presence_penalty',
-  'repetition_penalty',
-  'no_repeat_ngram_size',
-  'min_p',
-  'typical_p',
-  'logit_bias',
-  'bad_words',
-)
 # Settings that may differ from prompt to prompt of a call. A list of stops is
 # all prompts'; a list of lists has those of each.
 _STOPS = 'stop', 'stop_ids'
@@ -137,16 +126,11 @@ def settings(options: dict[str, Any]) -> Settings:
   return Settings(**options)
 
 
-def refusal(name: str, allowed: Collection[str], of: str = '') -> ValueError:
-  """Why a setting of `of` is refused."""
-  said = fields.short(of + name)
-  if name in REFUSED:
-    return ValueError(
-      f"{said} is not supported: it changes the target's distribution, and "
-      'ignoring it would be silent; remove it'
-    )
+def refusal(name: str, allowed: Collection[str]) -> ValueError:
+  """Why an unknown setting is refused; ignoring one would be silent."""
   listed = ', '.join(sorted(allowed))
-  return ValueError(f'unknown setting {said}: allowed are {listed}')
+  said = f'unknown setting {fields.short(name)}: allowed are {listed}'
+  return ValueError(said)
 
 
 def each(options: dict[str, Any], prompts: int) -> list[Settings]:

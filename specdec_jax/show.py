@@ -92,8 +92,7 @@ def html(
 
   Args:
     completions: the answers, by title or as a list.
-    path: the file, written atomically.
-    command: the command that made them, shown on the page.
+    command: that made them, for display.
 
   Raises:
     ValueError: no answer, or one without record.

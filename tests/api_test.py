@@ -204,7 +204,7 @@ GENERATE = [
   ),
   (dict(request=1), "unknown setting 'request'"),
   (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
-  (dict(min_p=0.5), "'min_p' is not supported"),
+  (dict(min_p=0.5), "unknown setting 'min_p': allowed are"),
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
   (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
   (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\): allowed are'),

@@ -23,7 +23,7 @@ _SETTINGS = {
 _NAMES = 'model', 'stream', 'stream_options', 'logprobs', *_SETTINGS
 # More, of a text and of a conversation; the first of them is what is answered.
 _OWN = ('prompt',), ('messages', 'top_logprobs')
-# The values with which settings of completion.REFUSED change nothing.
+# The values with which what would change the distribution changes nothing.
 _OFF: dict[str, Any] = {
   **dict.fromkeys(('frequency_penalty', 'presence_penalty', 'min_p'), 0),
   'repetition_penalty': 1,
@@ -56,10 +56,8 @@ class Served(NamedTuple):
   """What is served.
 
   name: what requests call the model.
-  engine: what answers.
   context: tokens that a prompt with its answer has room for.
   choices: of one request, at most.
-  ids: as many as the target has.
   """
 
   name: str
@@ -76,8 +74,7 @@ class Asked(NamedTuple):
   """What a body asks for.
 
   chat: a conversation goes on; else texts.
-  items: each prompt `n` times, in the order of the choices.
-  each: what is asked of the row of each choice.
+  items, each: each prompt `n` times, and what is asked of its row.
   settings: those of all choices.
   top: how many of the likeliest tokens are named in each token's place; None:
     no log-probabilities either.
@@ -130,7 +127,7 @@ def _check_names(given: Iterable[str], allowed: Sequence[str], of=''):
   """Raises ValueError for the first name that is not allowed."""
   for name in given:
     if name not in allowed:
-      raise completion.refusal(name, allowed, of)
+      raise completion.refusal(of + name, allowed)
 
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
