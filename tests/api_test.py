@@ -68,15 +68,6 @@ def test_a_special_token_may_be_a_stop_string(target):
   assert out.finish_reason == 'stop'
 
 
-def test_a_stop_id_ends_the_row(target, plain):
-  tokens = plain[0].tokens
-  stop = tokens[6]
-  out = specdec_jax.generate(target, PROMPTS[:1], stop_ids=stop, **COMMON)[0]
-  assert out.tokens == tokens[: tokens.index(stop) + 1]
-  assert out.finish_reason == 'stop'
-  assert plain[0].finish_reason == 'length'
-
-
 def test_each_prompt_may_have_its_own_stops(target, plain):
   """A list of lists; one that is flat is all prompts'."""
   whole = [x.tokens for x in plain]
@@ -327,14 +318,6 @@ def test_a_conversation_is_a_prompt(chatty):
   ):
     with pytest.raises(ValueError, match=message):
       specdec_jax.generate(chatty, wrong)
-
-
-def test_as_many_tokens_as_fit(target):
-  items = requests.items(PROMPTS)
-  wanted = completion.Settings(max_new_tokens=None)
-  for item in items:
-    new = api.wanted_of(target, item, wanted).new
-    assert len(item.tokens) + new == target.context
 
 
 def test_the_likeliest_tokens_and_their_log_probabilities(target, plain):
