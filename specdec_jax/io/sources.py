@@ -82,7 +82,11 @@ def open_source(source: str) -> Source:
       f'source {source!r}: a model of your own; here one of a known '
       'architecture is needed'
     )
-  why = hf.advice(source)
+  why = 'no such file; a model of the Hub is hf:openai-community/gpt2'
+  if source.startswith('zoo:'):
+    why = hf.DRAFT
+  elif re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', source):
+    why = f'no such file; if it is a model of the Hub, give hf:{source}'
   raise ValueError(f'source {source!r}: {why}; allowed are {FORMS}')
 
 
@@ -93,7 +97,6 @@ def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
   ours = f'{whole.parent.name}/{whole.name}'
   label = label or (ours if (folder / export.MARK).exists() else whole.name)
   label += f' ({reader.kind}, dequantised)' if reader.kind else ''
-  hf.check_tokenizer(folder)
   tokenizer = tokenizer_lib.from_folder(folder, source)
   opened = _of_files(label, tokenizer, config, reader, weights)
   return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))

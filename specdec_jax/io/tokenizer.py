@@ -217,7 +217,12 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
     inner = spiece.read(pieces, settings.get('extra_ids', 100))
     settings = {'eos_token': '</s>', 'pad_token': '<pad>'} | settings
   else:
-    files.read_json(path)
+    if not path.exists():
+      raise ValueError(
+        f'{folder}: no tokenizer.json; of tokenizer.model, or of vocab.json '
+        'with merges.txt, transformers makes it: AutoTokenizer.'
+        f"from_pretrained('{folder}').save_pretrained(folder)"
+      )
     try:
       inner = tokenizers.Tokenizer.from_file(str(path))
     except Exception as e:

@@ -147,7 +147,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
   assert size < both < size + work.tree_bytes(few.params['head']) * 1.1
   mark = folder / export.MARK
   mark.write_text(mark.read_text().replace('2', '9999'))
-  with pytest.raises(ValueError, match='few/specdec_jax.json: its draft_ids'):
+  with pytest.raises(ValueError, match='proposes'):
     made(target, **own | dict(vocabulary=2))
 
 

@@ -68,7 +68,7 @@ def test_missing_truncated_and_added_files_are_named(folder):
     falls_back(folder)
     for new in {old[:-1], b''} - {old}:
       path.write_bytes(new)
-      refused(folder, path, 'truncated')
+      refused(folder, path, 'not as it was saved')
     path.write_bytes(old)
   (folder / '2' / 'arrays' / 'notes.txt').write_text('mine')
   refused(folder, folder / '2' / 'arrays' / 'notes.txt', 'was not saved')

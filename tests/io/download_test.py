@@ -20,11 +20,8 @@ from tests.io import tiny
 def test_data_only_is_fetched(tmp_path, monkeypatch, pickled):
   """Pickles are where there is no safetensors file."""
   hub = pytest.importorskip('huggingface_hub')
-  wanted = [
-    'config.json',
-    'model.safetensors.index.json',
-    'chat_template.jinja',
-  ]
+  wanted = [f'{x}.json' for x in ('config', 'model.safetensors.index')]
+  wanted += ['chat_template.jinja']
   safe = 'model-00001-of-00002.safetensors'
   ours = 'pytorch_model.bin' if pickled else safe
   stored = [*wanted, ours, 'pytorch_model.bin', 'training_args.bin']
@@ -42,16 +39,9 @@ def test_data_only_is_fetched(tmp_path, monkeypatch, pickled):
 
 
 @pytest.mark.parametrize(
-  'error, message',
-  [
-    ('GatedRepoError', 'asks for permission; .* HF_TOKEN'),
-    ('RepositoryNotFoundError', 'the Hub has no model org/tiny'),
-    ('RevisionNotFoundError', "org/tiny has no revision 'v9'"),
-    ('LocalEntryNotFoundError', 'not in the cache .*; give a local folder'),
-    ('HTTPError', 'not to be had from http'),
-  ],
+  'error', ['GatedRepoError', 'LocalEntryNotFoundError', 'HTTPError']
 )
-def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, message):
+def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error):
   hub = pytest.importorskip('huggingface_hub')
   errors = pytest.importorskip('huggingface_hub.errors')
   kind = getattr(errors, error)
@@ -61,7 +51,8 @@ def test_what_the_hub_refuses_is_one_sentence(monkeypatch, error, message):
     raise kind.__new__(kind, 'two\nlines')
 
   monkeypatch.setattr(hub, 'snapshot_download', snapshot)
-  with pytest.raises(ValueError, match=f'^hf:org/tiny@v9: .*{message}') as e:
+  message = f'^hf:org/tiny@v9: not in .*{error}.* HF_TOKEN; or give a local'
+  with pytest.raises(ValueError, match=message) as e:
     download.from_hub('hf:org/tiny@v9')
   assert '\n' not in str(e.value)
 

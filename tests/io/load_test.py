@@ -68,11 +68,10 @@ def test_float64_needs_x64():
 @pytest.mark.parametrize(
   'source, message',
   [
-    ('gpt2', r'no such file; .*as in hf:openai-.*; allowed are .*random:SIZE'),
+    ('gpt2', r'no such file; .*hf:openai-.*; allowed are .*random:SIZE'),
     ('org/name', 'if it is a model of the Hub, give hf:org/name; allowed'),
-    ('https://huggingface.co/org/name/tree/main', 'address.*; give hf:org/na'),
     ('zoo:x', "a draft is an option: draft='lm' or 'eagle' with its sou"),
-    ('a/b/c', "'a/b/c': no such file; allowed are hf:org/name"),
+    ('a/b/c', "'a/b/c': no such file; .*allowed are hf:org/name"),
     ('~nobody/x', "'~nobody/x': no such file"),
     ('x' * 999, 'no such file'),
     ('s3:bucket/x', 'allowed are hf:org/name'),
@@ -254,7 +253,7 @@ def test_a_function_of_the_users_gives_a_model_that_decodes(own):
     ('own_model:gone', 'own_model has no gone'),
     ('no_module:make', "No module named 'no_module'"),
     ('own_model:wrong', 'it returned Model; return'),
-    ('own_model:folder', 'tok/tokenizer.json: no such file'),
+    ('own_model:folder', 'tok: no tokenizer.json'),
   ],
 )
 def test_functions_that_make_no_model_are_refused(own, source, message):
