@@ -226,7 +226,7 @@ LOAD = [
   (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
   (
     dict(source='tests.your_own_model_test:make', dtype='int8'),
-    "dtype='int8' is for models of a known architecture; give dtype='float32'",
+    "a model of your own has no mesh, no integers .* give dtype='float32'",
   ),
   (dict(mesh=(2, 1)), r'mesh=\(2, 1\): give sharding.make_mesh'),
   (dict(tensor_parallel=True), 'tensor_parallel=True: must be a whole'),

@@ -249,12 +249,10 @@ def _unsaved_if_it_fails(part: pathlib.Path):
   # What Python, Orbax and tensorstore raise when they cannot write.
   except (OSError, ValueError, RuntimeError) as e:
     shutil.rmtree(part, ignore_errors=True)
-    reason, advice = ' '.join(str(e).split())[:300], 'give another folder'
-    if 'No space left' in reason or 'quota' in reason:
-      reason, advice = 'the disk is full', 'free space there or ' + advice
+    reason = ' '.join(str(e).split())[:300]
     raise Unsaved(
-      f'{part.parent}: step {part.stem} could not be saved: {reason}; '
-      f'{advice}, earlier steps are untouched'
+      f'{part.parent}: step {part.stem} could not be saved: {reason}; free '
+      'space there or give another folder, earlier steps are untouched'
     ) from e
 
 

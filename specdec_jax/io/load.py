@@ -157,7 +157,7 @@ def load(
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
       or 'package.module:make', a function of yours (docs/your_own_model.md);
       or what sources.open_source has made of one of the first four.
-    dtype: 'stored': as the file has them (memory.Model.as_stored); 'float32',
+    dtype: 'stored': as the file has them (memory.Model.as_read); 'float32',
       'bfloat16' or 'float64' (under x64), or of jax.numpy; 'int8', 'int4':
       bfloat16, on CPU float32, with matrices of integers.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
@@ -194,27 +194,25 @@ def _placed(
   asked: memory.Model, layout: Any, scan: bool, kernels: str
 ) -> LanguageModel:
   """Reads a model, as a pass reads it fastest."""
-  opened, dtype = asked.source, asked.dtype
+  opened = asked.source
   put, alone = layout and layout.put, layout is None and not scan
-  kept: Collection[str] = ()
-  kind = dtype if dtype in weights.INTEGERS else ''
+  kind = asked.dtype if asked.dtype in weights.INTEGERS else ''
   codes, again = kind, kind
-  if dtype == convert.STORED:
-    kept, dtype = asked.as_stored()
+  kept, dtype = asked.as_read()
+  if asked.dtype == convert.STORED:
     codes = convert.STORED if kept else ''
-    if others := set(opened.kinds.values()) - set(kept):
+    if others := set(opened.kinds.values()) - kept:
       logging.warning(
         '%s: no kernel here reads %s: these matrices are read as %s',
         *(opened.name, ', '.join(sorted(others)), dtype),
       )
-  if dtype == 'bfloat16' and opened.kinds and not kept:
+  if not kind and dtype == 'bfloat16' and opened.kinds and not kept:
     again = dtype
   kinds = rounded.KINDS.get(kind, ())
   folder = files.cache_folder()
   packs = alone and dtype != 'float64' and library.ready(kernels, folder, kinds)
   if kind:
     put = functools.partial(rounded.put, kind, layout)
-    dtype = memory.activations()
     if packs:
       put = functools.partial(rounded.pack, opened.name, kind)
       codes = ' and '.join(dict.fromkeys(kinds))  # not rounded as elsewhere
@@ -300,11 +298,6 @@ def wrap(
   elif isinstance(tokenizer, str | os.PathLike):
     folder = pathlib.Path(tokenizer).expanduser()
     tokenizer = tokenizer_lib.from_folder(folder, str(folder))
-  if not isinstance(tokenizer, tokenizer_lib.Tokenizer):
-    raise ValueError(
-      f'{source}: tokenizer is {type(tokenizer).__name__}; give a folder with '
-      'tokenizer.json, or an io.tokenizer.Tokenizer'
-    )
   return LanguageModel(
     source,
     source,
@@ -320,29 +313,25 @@ def _made(source: str, dtype: str, mesh: Any, kernels: str) -> LanguageModel:
 
   make may take vocab, seed and dtype, and returns what `wrap` takes.
   """
-  if mesh is not None:
-    raise ValueError(f'{source}: a model of your own runs on one device')
   dtype = 'float32' if dtype == convert.STORED else dtype
-  codes = dtype in weights.INTEGERS
-  if codes or kernels == 'int8':
-    given = f'dtype={dtype!r}' if codes else f'kernels={kernels!r}'
-    other = "dtype='float32'" if codes else "kernels='auto'"
+  if mesh is not None or dtype in weights.INTEGERS or kernels == 'int8':
     raise ValueError(
-      f'{source}: {given} is for models of a known architecture; give {other}'
+      f'{source}: a model of your own has no mesh, no integers and no int8 '
+      "rows: give dtype='float32', kernels='auto'"
     )
   try:
     make = own.import_name(source)
     known = inspect.signature(make).parameters
     offered = dict(vocab=512, seed=0, dtype=dtype)
     made = make(**{k: x for k, x in offered.items() if k in known})
+    if not isinstance(made, tuple) or len(made) not in (2, 3):
+      raise TypeError(
+        f'it returned {type(made).__name__}, not (types.Model, params, '
+        'tokenizer)'
+      )
   except Exception as error:  # whatever the user's module does
     raise ValueError(
       f'source {source!r}: {fields.first_line(error)}; allowed are '
       f'{sources.FORMS}'
     ) from error
-  if not isinstance(made, tuple) or len(made) not in (2, 3):
-    raise ValueError(
-      f'source {source!r}: it returned {type(made).__name__}; return '
-      '(types.Model, params, tokenizer)'
-    )
   return wrap(*made, source=source)

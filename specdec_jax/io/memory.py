@@ -56,38 +56,26 @@ class Model(NamedTuple):
     config = self.source.config
     return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
 
-  def as_stored(self) -> tuple[frozenset[str], str]:
-    """(kinds of blocks that stay, dtype of all else) of dtype='stored'.
+  def as_read(self) -> tuple[frozenset[str], str]:
+    """(kinds of blocks that stay as they are, dtype of all but integers).
 
-    For the kernels of one CPU every matrix stays as it is, but for those that
-    have none. Elsewhere all is read as float32; on accelerators a quantised
-    model is read as bfloat16, another one in the source's dtype.
+    'stored', for the kernels of one CPU: every matrix stays as it is, but for
+    those that have none. Elsewhere all is read as float32; on accelerators a
+    quantised model as bfloat16, another one in the source's dtype.
     """
+    none = frozenset()
+    if self.dtype in weights.INTEGERS:
+      return none, activations()
+    if self.dtype != convert.STORED:
+      return none, self.dtype
     every = frozenset(self.source.kinds.values())
     kept, narrow = every & blocks.KEPT.keys(), self.source.dtype
     kinds = [blocks.KEPT[x].kind for x in kept]
     if self.packs and library.ready('auto', files.cache_folder(), kinds):
       return kept, narrow if kept == every else 'float32'
     if jax.default_backend() == 'cpu':
-      return frozenset(), 'float32'
-    return frozenset(), 'bfloat16' if every else narrow
-
-  @property
-  def floats(self) -> str:
-    """The dtype of what is neither integers nor stays as it is stored."""
-    if self.dtype == convert.STORED:
-      return self.as_stored()[1]
-    if self.dtype in weights.INTEGERS:
-      return activations()
-    return self.dtype
-
-  @property
-  def read_as(self) -> str:
-    """Its dtype; where no matrix stays as it is stored, that which they get."""
-    if self.dtype != convert.STORED:
-      return self.dtype
-    kept, dtype = self.as_stored()
-    return self.dtype if kept else dtype
+      return none, 'float32'
+    return none, 'bfloat16' if every else narrow
 
   def _each(self) -> dict[str, tuple[float, float]]:
     """(bytes, those beside them while it is read) of each parameter, in the
@@ -98,8 +86,8 @@ class Model(NamedTuple):
     if self.dtype in weights.INTEGERS and not packs:
       made = rounded.shapes(shapes, self.dtype).items()
       return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
-    out, wide = {}, jnp.dtype(self.floats).itemsize
-    kept = self.as_stored()[0] if self.dtype == convert.STORED else ()
+    kept, floats = self.as_read()
+    out, wide = {}, jnp.dtype(floats).itemsize
     for name, x in shapes.items():
       # How the CPU kernels have it; '': as numbers.
       stored, kind, count = self.source.kinds.get(name, ''), '', sizes[name]
@@ -167,7 +155,7 @@ def check(
 
   def room(models: Mapping[str, Model]) -> tuple[dict[str, int], float, float]:
     """Bytes of each draft of a file, of all, and of all while it is read."""
-    wide = jnp.dtype(next(iter(models.values())).floats).itemsize
+    wide = jnp.dtype(next(iter(models.values())).as_read()[1]).itemsize
     drafts = {name: wide * count for name, count in (numbers or {}).items()}
     held = most = 0.0
     for x in models.values():
@@ -177,7 +165,11 @@ def check(
     return drafts, held, max(most, held)
 
   drafts, needs, most = room(models)
-  each = [f'{k} {_gb(x.bytes())} ({x.read_as})' for k, x in models.items()]
+  each = []
+  for k, x in models.items():
+    kept, floats = x.as_read()
+    dtype = floats if x.dtype == convert.STORED and not kept else x.dtype
+    each.append(f'{k} {_gb(x.bytes())} ({dtype})')
   each += [f'{name} {_gb(size)}' for name, size in drafts.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
   each += [f'{_gb(most)} while they are read'] if most > 1.05 * needs else []

@@ -381,9 +381,12 @@ def check(
   unknown = [x for x in stored if x not in needed]
   missing = [x for x in needed if x not in stored]
   if unknown or missing or not needed:
+    some = lambda names: (
+      f'[{", ".join(names[:12])}{", ..." * bool(names[12:])}]'
+    )
     raise ValueError(
-      f'{source}: no place for {_some(unknown)}; nothing for '
-      f'{_some(missing)}{advice}'
+      f'{source}: no place for {some(unknown)}; nothing for '
+      f'{some(missing)}{advice}'
     )
   for name, need in needed.items():
     if tuple(stored[name]) != need:
@@ -391,8 +394,3 @@ def check(
         f'{source}: {name} has shape {tuple(stored[name])}; {who} need '
         f'{need}{advice}'
       )
-
-
-def _some(names: list[str], most: int = 12) -> str:
-  more = f' and {len(names) - most} more' if len(names) > most else ''
-  return f'[{", ".join(names[:most])}{more}]'

@@ -1,7 +1,6 @@
 """Text <-> ids, streaming, chat templates, and the comparison of tokenizers."""
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -123,7 +122,12 @@ class Tokenizer:
         raise ValueError(f"{said}: needs strings 'role' and 'content'")
       files.check_unicode(m, said)
     if self.chat_template is None:
-      _say_no_template(self.source)
+      if not self.source.startswith('random:'):
+        logging.log_first_n(
+          logging.WARNING,
+          '%s has no chat template: a turn is written as "User: ..."',
+          *(1, self.source),
+        )
       turns = [f'{m["role"].capitalize()}: {m["content"]}\n' for m in messages]
       return ''.join([*turns, 'Assistant:'])
     return chat_template.render(
@@ -142,15 +146,6 @@ class Tokenizer:
     """SHA-256 over all that check_same compares."""
     content = json.dumps([self.tokens(), _own_specials(self)])
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-@functools.cache  # once for a tokenizer
-def _say_no_template(source: str) -> None:
-  if source.startswith('random:'):  # to which no words mean anything
-    return
-  logging.warning(
-    '%s has no chat template: a turn is written as "User: ..."', source
-  )
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
@@ -231,7 +226,8 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
   inner.no_truncation()
   inner.no_padding()
   specials.add(inner, folder, settings)
-  specials.hide_ends(inner)
+  added = inner.get_added_tokens_decoder()
+  specials.hide(inner, added.keys() & {*specials.turn_ends(inner)})
   named = specials.named(settings)
   id_of = lambda name: inner.token_to_id(named.get(name, ''))
   found = inner.encode('a')
@@ -275,13 +271,12 @@ def _chat_template(folder: pathlib.Path, settings) -> str | None:
       raise ValueError(f'{path}: cannot be read as UTF-8: {e}') from e
   found = settings.get('chat_template')
   if isinstance(found, list):
-    several = [t for t in found if isinstance(t, dict)]
-    found = {t.get('name'): t.get('template') for t in several}
-  if isinstance(found, dict):
-    if found and 'default' not in found:
+    named = [t for t in found if isinstance(t, dict)]
+    several = {t.get('name'): t.get('template') for t in named}
+    if 'default' not in several:
       raise ValueError(
-        f'{folder}: chat templates {", ".join(map(str, found))}, and none is '
+        f'{folder}: chat templates {", ".join(map(str, several))}, and none is '
         f'the "default"; write the one that is meant into {path.name}'
       )
-    found = found.get('default')
+    found = several['default']
   return found if isinstance(found, str) else None

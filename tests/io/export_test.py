@@ -363,39 +363,3 @@ def test_transformers_tokenizes_alike(transformers, tmp_path, family, add_bos):
   messages = [dict(role='user', content='hello')]
   text = theirs.apply_chat_template(messages, tokenize=False)
   assert text == was.chat(messages)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize('same', [False, True])
-def test_a_saved_model_drafts_in_transformers(transformers, tmp_path, same):
-  """Greedy text is the target's own; a draft that is the target is accepted."""
-  import torch
-
-  wide = tiny.config(width=64, mlp=96)
-  export.save(tmp_path / 'target', wide, random_params(wide), tokenizer())
-  c = wide if same else tiny.config('qwen2', depth=1)
-  export.save(tmp_path / 'draft', c, random_params(c), tokenizer())
-  read = transformers.AutoModelForCausalLM.from_pretrained
-  target, draft = read(tmp_path / 'target'), read(tmp_path / 'draft')
-  # Else it stops where a random draft is unsure of itself, which is always.
-  draft.generation_config.assistant_confidence_threshold = 0.0
-  prompt = torch.as_tensor([[72, 101, 108, 108, 111]])
-  calls = dict(target=0, draft=0)
-
-  def count(name):
-    def hook(*_):
-      calls[name] += 1
-
-    return hook
-
-  target.register_forward_hook(count('target'))
-  draft.register_forward_hook(count('draft'))
-  asked = dict(max_new_tokens=40, do_sample=False)
-  plain = target.generate(prompt, **asked)
-  alone, calls['target'] = calls['target'], 0
-  drafted = target.generate(prompt, **asked, assistant_model=draft)
-  assert drafted.tolist() == plain.tolist()
-  assert alone > 20, plain  # long enough to say something
-  assert calls['draft'] > 0
-  if same:
-    assert calls['target'] < alone / 4, calls

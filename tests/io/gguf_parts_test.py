@@ -41,7 +41,7 @@ def test_a_later_part_names_the_first(cut):
   folder, _ = cut
   for part in ('a-00002-of-00003.gguf', 'b-00004-of-00004.gguf'):
     first = re.sub('-0000.-', '-00001-', part)
-    why = f'{part}: is part {part[6]} of {part[-6]}; name the first, {first}'
+    why = f'{part}: is one of {part[-6]} parts: give the first, {first}'
     with pytest.raises(ValueError, match=why):
       sources.open_source(str(folder / part))
 
@@ -56,17 +56,16 @@ def test_parts_that_are_missing_renamed_or_of_another_model(cut, tmp_path):
       container.parse(first)
 
   shutil.copy(folder / names[0], first)
-  refused(f'of its 3 parts are missing {names[1]}, {names[2]}: put them')
+  refused(f"missing are .'{names[1]}', '{names[2]}'")
   shutil.copy(folder / names[1], tmp_path / names[1])
-  refused(f'of its 3 parts are missing {names[2]}: put them')
   shutil.copy(folder / names[1], tmp_path / names[2])
-  refused(f'{names[2]}: is not part 3 of 3 of {names[0]}: it has .* again')
+  refused(f'{names[2]}: is not part 3 of 3 of {names[0]}: .*1, 3. and has')
   other = tiny.write_gguf(tmp_path / 'x.gguf', tiny.config(depth=1))
   shutil.move(other, tmp_path / names[2])
   refused(f'{names[2]}: is not part 3 of 3')
   shutil.copy(folder / 'b-00004-of-00004.gguf', tmp_path / names[2])
-  refused(f'{names[2]}: is not part 3 of 3 .*: it says it is .3, 4.')
+  refused(f'{names[2]}: is not part 3 of 3 .*: it says .3, 4.')
   first.unlink()
   first = tmp_path / 'renamed.gguf'
   shutil.copy(folder / names[0], first)
-  refused('must be called NAME-00001-of-00003.gguf, as the others are: rename')
+  refused('give the first, renamed-00001-of-00003.gguf, with all others')

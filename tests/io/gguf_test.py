@@ -159,7 +159,7 @@ GATE = 'blk.0.ffn_gate_inp.weight'
     ('gemma2', lambda w: w.add_block_count(1 << 31),
      'block_count=2147483648.*tensors'),
     ('gemma2', lambda w: w.add_float32('gemma2.attention.sliding_window', 4.0),
-     'sliding_window=4.0; a positive integer'),
+     'sliding_window=4.0 .*a positive integer'),
   ],
 )  # fmt: skip
 def test_unsupported_files_are_named(tmp_path, arch, add, message):
@@ -214,7 +214,7 @@ def test_other_files_are_recognised(tmp_path):
   two = whole.replace(b'blk.0.attn_k.weight', b'blk.0.attn_q.weight')
   assert 'two tensors are called blk.0.attn_q' in refused(path, two)
   none = whole.replace(b'llama.block_count', b'llama.block_kount')
-  assert 'block_count=None; a positive integer' in refused(path, none)
+  assert 'block_count=None is not supp' in refused(path, none)
 
 
 @pytest.mark.parametrize('at', [8, 16])

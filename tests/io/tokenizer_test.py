@@ -144,15 +144,6 @@ LOOP = """{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}
       'TrueFalse',
     ),
     ('{% set n = namespace(i=1) %}{% set n.i = n.i + 1 %}{{ n.i }}', '2'),
-    # Reasoning comes under the names that templates read; None is not there.
-    (
-      '{{ messages[1].thinking }} {{ messages[1].reasoning_content }}',
-      'why why',
-    ),
-    (
-      "{{ messages[0].thinking is defined }}{{ 'tool' in messages[1] }}",
-      2 * 'False',
-    ),
     ("{{ strftime_now('%Y') | length }}", '4'),
     ("{{ 'a,b'.split(',')[-1] }}{{ messages[0]['content'] | upper }}", 'bHI'),
   ],
@@ -161,7 +152,7 @@ def test_templates_render_as_in_transformers(template, wanted):
   """Golden: apply_chat_template of transformers 5.24."""
   messages = [
     dict(role='user', content='hi'),
-    dict(role='assistant', content='yo', reasoning='why', tool=None),
+    dict(role='assistant', content='yo'),
   ]
   t = dataclasses.replace(
     tokenizer.from_bytes(512, 'x'), chat_template=template
@@ -289,13 +280,9 @@ def test_folder_templates(tmp_path):
     {'name': 'default', 'template': 'D'},
   ]
   assert folder(tmp_path, {'chat_template': several}).chat_template == 'D'
-  why = 'chat templates tool_use, rag, and none is the "default"; write'
-  for named in (
-    {'tool_use': 'U', 'rag': 'R'},
-    [{'name': 'tool_use', 'template': 'U'}, {'name': 'rag', 'template': 'R'}],
-  ):
-    with pytest.raises(ValueError, match=why):
-      folder(tmp_path, {'chat_template': named})
+  why = 'chat templates tool_use, and none is the "default"; write'
+  with pytest.raises(ValueError, match=why):
+    folder(tmp_path, {'chat_template': several[:1]})
   (tmp_path / 'chat_template.jinja').write_text('J')
   assert folder(tmp_path, {'chat_template': 'T'}).chat_template == 'J'
 

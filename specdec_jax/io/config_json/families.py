@@ -168,10 +168,6 @@ def _gemmas(s: Json, period: int) -> dict[str, Any]:
 def _gpt2(s: Json) -> dict[str, Any]:
   s.check(scale_attn_weights=(True,))
   width, heads = s.integer('n_embd'), s.integer('n_head')
-  if width % heads:
-    raise ValueError(
-      f'{s.path}: n_embd={width} must be a multiple of n_head={heads}'
-    )
   return model_config.GPT | dict(
     depth=s.integer('n_layer'),
     width=width,

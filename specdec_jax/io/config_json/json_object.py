@@ -11,10 +11,8 @@ from typing import Any, NoReturn
 class Json:
   """Keys of a JSON object; null counts as an absent key but for `nullable`.
 
-  path: of the file, for error messages.
-  raw: its content.
-  defaults: values of absent keys; None for a key that is not there either.
-  seen: the keys that were asked for.
+  path: of the file, for error messages. raw: its content.
+  defaults: values of absent keys. seen: the keys that were asked for.
   """
 
   path: pathlib.Path
@@ -44,18 +42,14 @@ class Json:
     value = self.value(key, derived)
     # JSON's true is an int in Python, and no size is near 2^40.
     if type(value) is not int or not 0 < value < 1 << 40:
-      raise ValueError(
-        f'{self.path}: {key}={value!r}; a positive integer is needed'
-      )
+      self.refuse(f'{key}={value!r}', 'a positive integer')
     return value
 
   def number(self, key: str, derived: float | None = None) -> float:
     """A positive number."""
     value = self.value(key, derived)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
-      raise ValueError(
-        f'{self.path}: {key}={value!r}; a positive number is needed'
-      )
+      self.refuse(f'{key}={value!r}', 'a positive number')
     return float(value)
 
   def cap(self, key: str) -> float | None:

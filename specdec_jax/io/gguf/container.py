@@ -102,34 +102,25 @@ def parse(path: pathlib.Path) -> File:
   """
   file = _parse(path)
   count = file.field('split.count', int, 1)
-  if count == 1:
+  if count < 2:
     return file
-  number = file.field('split.no', int)
-  name = re.fullmatch(r'(.+)-(\d{5})-of-(\d{5})\.gguf', path.name)
-  this = f'{path}: is part {number + 1} of {count}'
-  if name is None or (int(name[2]), int(name[3])) != (number + 1, count):
+  each = [f'-{i + 1:05d}-of-{count:05d}.gguf' for i in range(count)]
+  stem = re.sub(r'-\d{5}-of-\d{5}$', '', path.stem)
+  paths = [path.with_name(stem + end) for end in each]
+  missing = [x.name for x in paths if not x.exists()]
+  if missing or path != paths[0]:
     raise ValueError(
-      f'{this}, and must be called NAME-{number + 1:05d}-of-{count:05d}.gguf, '
-      'as the others are: rename it'
-    )
-  each = (f'{name[1]}-{i + 1:05d}-of-{count:05d}.gguf' for i in range(count))
-  paths = list(map(path.with_name, each))
-  if number:
-    raise ValueError(f'{this}; name the first, {paths[0].name}')
-  if missing := [x.name for x in paths if not x.exists()]:
-    raise ValueError(
-      f'{path}: of its {count} parts are missing {", ".join(missing)}: '
-      'put them beside it'
+      f'{path}: is one of {count} parts: give the first, {paths[0].name}, with '
+      f'all others beside it; missing are {missing}'
     )
   tensors: dict[str, Tensor] = {}
   for i, part in enumerate([file, *map(_parse, paths[1:])]):
     found = part.fields.get('split.no'), part.fields.get('split.count')
     twice = sorted(tensors.keys() & part.tensors.keys())
     if found != (i, count) or twice:
-      why = f'has {twice[0]} again' if twice else f'says it is {found}'
       raise ValueError(
         f'{part.path}: is not part {i + 1} of {count} of {paths[0].name}: it '
-        f'{why}'
+        f'says {found} and has {twice} again'
       )
     tensors |= part.tensors
   return dataclasses.replace(file, tensors=tensors, parts=paths)

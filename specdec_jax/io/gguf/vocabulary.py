@@ -4,8 +4,7 @@ Pre-tokenizers, bos and ends are those of llama.cpp's src/llama-vocab.cpp.
 """
 
 import functools
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -94,58 +93,41 @@ def read(file: File, source: str) -> text.Tokenizer:
       f'{file.path}: tokenizer.ggml.model {model!r} is not supported; allowed '
       f'are {sorted(_MODELS)}'
     )
-  kinds = _marked(ids, kinds)
   inner, adds_bos = _MODELS[model](file, ids, tokens, kinds)
   token = functools.partial(tokenizers.AddedToken, normalized=False)
-  for kind in (CONTROL, USER_DEFINED):
-    chosen = [tokens[i] for i in real if kinds[i] == kind]
-    inner.add_tokens([token(x, special=kind == CONTROL) for x in chosen])
-  usual = _IDS if model == 'llama' else {}
-  usual = {x: i for x, i in usual.items() if inner.id_to_token(i) is not None}
-  return _wrap(file, source, inner, tokens, adds_bos, usual)
-
-
-def _marked(ids: Mapping[str, int], kinds: Sequence[float]) -> list[float]:
-  """Kinds in which ends of a reply are control tokens, whatever a file says.
-
-  So llama.cpp has them, and two that are no ends beside others as words.
-  """
-  code = itertools.chain(*CODE_ENDS.values())
-  own = dict.fromkeys([*specials.TURN_ENDS, *ENDS, *code], CONTROL)
-  if specials.have_calls(ids):
-    own['<|end|>'] = USER_DEFINED
-  if '<|tool_response>' in ids:
-    own['</s>'] = NORMAL
-  by_id = {ids[text]: kind for text, kind in own.items() if text in ids}
-  return [by_id.get(i, kind) for i, kind in enumerate(kinds)]
-
-
-def _wrap(file, source, inner, tokens, adds_bos: bool, usual) -> text.Tokenizer:
-  ids = {**usual}
+  added = [i for i in real if kinds[i] in (CONTROL, USER_DEFINED)]
+  inner.add_tokens(
+    [token(tokens[i], special=kinds[i] == CONTROL) for i in added]
+  )
+  known = _IDS if model == 'llama' else {}
+  known = {x: i for x, i in known.items() if inner.id_to_token(i) is not None}
   for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS):
-    i = file.fields.get(f'tokenizer.ggml.{name}_token_id')
+    i = file.fields.get(f'tokenizer.ggml.{name}_token_id', known.get(name))
     if i is None:
       continue
     if type(i) is not int or not 0 <= i < len(tokens):
       raise ValueError(
         f'{file.path}: {name}_token_id is {i!r}; ids are 0 to {len(tokens) - 1}'
       )
-    ids[name] = i
+    known[name] = i
   named = dict(bos_token='bos', eos_token='eos')
   named |= dict(unk_token='unknown', pad_token='padding')
-  ends = [ids[name] for name in ('eos', 'eot', 'eom') if name in ids]
-  ends += _ends_by_text(inner, ids)
+  ends = [known[name] for name in ('eos', 'eot', 'eom') if name in known]
+  ends += _ends_by_text(inner, known)
+  specials.hide(inner, ends)
   adds_bos = file.field('tokenizer.ggml.add_bos_token', bool, adds_bos)
   template = file.fields.get('tokenizer.chat_template')
   return text.Tokenizer(
     source,
     inner,
     eos_ids=tuple(dict.fromkeys(ends)),
-    bos_id=ids.get('bos'),
-    add_bos='bos' in ids and adds_bos,
+    bos_id=known.get('bos'),
+    add_bos='bos' in known and adds_bos,
     chat_bos=True,
     chat_template=template if isinstance(template, str) else None,
-    specials=tuple((x, tokens[ids[i]]) for x, i in named.items() if i in ids),
+    specials=tuple(
+      (x, tokens[known[i]]) for x, i in named.items() if i in known
+    ),
   )
 
 

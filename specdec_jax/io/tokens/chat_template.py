@@ -17,8 +17,6 @@ import jinja2.sandbox
 
 # What an expression of a template may raise.
 _ERRORS = TypeError, ValueError, ArithmeticError, LookupError, RecursionError
-# Names that a message's reasoning comes under.
-_REASONING = ('reasoning_content', 'thinking', 'reasoning')
 
 
 def render(
@@ -34,7 +32,7 @@ def render(
   specials: variables such as bos_token.
   """
   given = dict(
-    messages=[_message(m) for m in messages],
+    messages=messages,
     add_generation_prompt=True,
     tools=None,
     documents=None,
@@ -43,15 +41,6 @@ def render(
     return _environment().from_string(template).render(specials, **given)
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e
-
-
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-  """Without what is None; reasoning under the names that templates read."""
-  given = {key: x for key, x in message.items() if x is not None}
-  for reasoning in [given[key] for key in _REASONING if key in given][:1]:
-    given.setdefault('thinking', reasoning)
-    given['reasoning_content'] = reasoning
-  return given
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

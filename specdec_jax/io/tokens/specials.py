@@ -1,16 +1,15 @@
 """Special tokens: what the files beside tokenizer.json add, and ends of turns.
 
-tokenizer_config.json, special_tokens_map.json and added_tokens.json are read as
+tokenizer_config.json and special_tokens_map.json are read as
 `PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend` of
 transformers 5.24 read them.
 """
 
 import pathlib
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tokenizers
-from absl import logging
 from tokenizers import decoders, pre_tokenizers
 
 from specdec_jax.io import files
@@ -74,9 +73,9 @@ def named(settings: Mapping[str, Any]) -> dict[str, str]:
 def add(
   inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
-  """Adds the tokens of settings or added_tokens.json that tokenizer.json lacks.
+  """Adds the tokens of the settings that tokenizer.json lacks.
 
-  They get the next ids, in the order of the ids that the files give them; then
+  They get the next ids, in the order of the ids in added_tokens_decoder; then
   come tokens that are only named. A token that is there gets their flags; one
   with a name is special, unless added_tokens_decoder passes over it.
   """
@@ -84,8 +83,7 @@ def add(
   extra = settings.get(keys[0]) or settings.get(keys[1])
   extra = extra if isinstance(extra, list) else []
   names = named(settings)
-  entries = _entries(folder, settings, {*names.values(), *map(_text, extra)})
-  wanted = {entry['content']: entry for _, entry in entries}
+  wanted = _decoder(folder, settings.get('added_tokens_decoder') or {})
   keys = [settings.get(key, text) for key, text in names.items()]
   have = {x.content: x for x in inner.get_added_tokens_decoder().values()}
   for value in (*keys, *extra):
@@ -100,14 +98,6 @@ def add(
       wanted[text]['special'] = True
   tokens = map(_token, wanted.values())
   inner.add_tokens([t for t in tokens if repr(t) != repr(have.get(t.content))])
-  for index, entry in entries:
-    i = inner.token_to_id(entry['content'])
-    if i != index:
-      logging.warning(
-        '%s: %r is to be id %d, but follows tokenizer.json as id %s, as '
-        'transformers has it',
-        *(folder, entry['content'], index, i),
-      )
 
 
 def rebuild(
@@ -149,25 +139,19 @@ def turn_ends(
 ) -> list[int]:
   """The ids of the tokens of TURN_ENDS, and of more texts, in their order."""
   found = ids_of(inner, (*TURN_ENDS, *more))
-  if have_calls(found):
+  if any(all(x in found for x in calls) for calls in _CALLS):
     found.pop('<|end|>', None)
   return [*found.values()]
 
 
-def hide_ends(inner: tokenizers.Tokenizer) -> None:
-  """Makes the ends of a turn special that files call words: a reply's text
-  is without them."""
+def hide(inner: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
+  """Makes tokens special, under their ids: no text has what they spell."""
   added = inner.get_added_tokens_decoder()
-  ends = [added[i] for i in turn_ends(inner) if i in added]
-  plain = [token for token in ends if not token.special]
-  for token in plain:
-    token.special = True
-  inner.add_tokens(plain)  # under their ids
-
-
-def have_calls(texts: Container[str]) -> bool:
-  """Whether calls are tokens of their own."""
-  return any(all(x in texts for x in calls) for calls in _CALLS)
+  for i in ids:
+    if (text := inner.id_to_token(i)) is not None:
+      token = added.get(i) or tokenizers.AddedToken(text, normalized=False)
+      token.special = True
+      inner.add_tokens([token])
 
 
 def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
@@ -176,29 +160,19 @@ def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
   return {text: i for text, i in pairs if i is not None}
 
 
-def _entries(
-  folder: pathlib.Path, settings: Mapping[str, Any], special: set[str | None]
-) -> list[tuple[int, dict[str, Any]]]:
-  """(id, token) of added_tokens_decoder, else of added_tokens.json, by id."""
-  given, source = settings.get('added_tokens_decoder'), 'tokenizer_config.json'
-  path = folder / 'added_tokens.json'
-  if given is None and path.exists():
-    source = path.name
-    given = {
-      i: {'content': text, 'special': text in special}
-      for text, i in files.read_json(path).items()
-    }
-  given = {} if given is None else given
+def _decoder(folder: pathlib.Path, given: Any) -> dict[str, dict[str, Any]]:
+  """The tokens of added_tokens_decoder by their texts, in the order of ids."""
   try:
-    pairs = [(int(i), dict(entry)) for i, entry in given.items()]
-    if not all(isinstance(entry['content'], str) for _, entry in pairs):
+    pairs = sorted((int(i), dict(entry)) for i, entry in given.items())
+    found = {entry['content']: entry for _, entry in pairs}
+    if not all(isinstance(text, str) for text in found):
       raise ValueError('a token without text')
+    return found
   except (AttributeError, KeyError, TypeError, ValueError) as e:
     raise ValueError(
-      f'{folder / source}: added tokens must be ids with objects that have '
-      f'a text, "content": {e!r}'
+      f'{folder / "tokenizer_config.json"}: added tokens must be ids with '
+      f'objects that have a text, "content": {e!r}'
     ) from e
-  return sorted(pairs, key=lambda x: x[0])
 
 
 def _token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:

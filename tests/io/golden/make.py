@@ -8,9 +8,11 @@ encoder-decoders also have sources [2, 37], their lengths, more tokens than the
 farthest relative position, and the text that greedy decoding gives; and sources
 of 512 tokens and of one, with the logits of eight tokens.
 
-The folder variants has settings that differ from those of other folders, and
-the logits that transformers gives them with the same weights, all in float64;
-defaults.json has the defaults of the config classes and what follows from them.
+The folder variants has in settings.json, which is written by hand: a folder
+with the weights, and what its config.json says otherwise, with windows and
+first contexts that are shorter than the 24 tokens; and the logits that
+transformers gives them, all in float64. defaults.json has the defaults of the
+config classes and what follows from them.
 
 The folder spiece has a sentencepiece file as T5's, and ids.json: odd texts and
 the ids that sentencepiece gives them.
@@ -68,102 +70,6 @@ T5 = dict(
 
 
 DERIVED = ('dense_act_fn', 'is_gated_act', 'scale_decoder_outputs')
-YARN = dict(factor=4.0, original_max_position_embeddings=8)
-# Name -> (folder with the weights, what its config.json says otherwise).
-# Windows are shorter than the 24 tokens, and first contexts too.
-VARIANTS = {
-  'linear beside rope_parameters': (
-    'llama', dict(rope_scaling=dict(rope_type='linear', factor=4.0))
-  ),
-  'dynamic': (
-    'llama',
-    dict(
-      rope_parameters=dict(rope_type='dynamic', factor=4.0),
-      max_position_embeddings=24,
-    ),
-  ),
-  'yarn': (
-    'llama',
-    dict(
-      rope_theta=500.0, rope_parameters=None,
-      rope_scaling=dict(type='yarn', **YARN),
-    ),
-  ),
-  'yarn in parts': (
-    'qwen3',
-    dict(
-      original_max_position_embeddings=9,
-      rope_parameters=dict(
-        rope_type='yarn', **YARN, rope_theta=300.0, beta_fast=3, beta_slow=0.5,
-        mscale=0.8, mscale_all_dim=0.3, truncate=False,
-      ),
-    ),
-  ),
-  'yarn of another size': (
-    'qwen3',
-    dict(
-      rope_parameters=dict(
-        rope_type='yarn', factor=8.0, attention_factor=1.3, rope_theta=1e4
-      ),
-      max_position_embeddings=16,
-    ),
-  ),
-  'longrope': (
-    'phi3',
-    dict(
-      original_max_position_embeddings=32,
-      rope_parameters=dict(
-        rope_type='longrope', rope_theta=10000.0, long_factor=[9.0] * 4,
-        short_factor=[1.0, 1.5, 2.0, 2.5],
-      ),
-    ),
-  ),
-  'mistral': ('llama', dict(model_type='mistral', sliding_window=5)),
-  'mistral without a window': (
-    'llama',
-    dict(
-      model_type='mistral', sliding_window=None, rope_parameters=None,
-      rope_theta=1e6,
-    ),
-  ),
-  'qwen2 with windows': (
-    'qwen2',
-    dict(
-      use_sliding_window=True, sliding_window=6, max_window_layers=1,
-      layer_types=None,
-    ),
-  ),
-  'qwen3 with listed windows': (
-    'qwen3',
-    dict(
-      use_sliding_window=True, sliding_window=6, max_window_layers=2,
-      layer_types=[LOCAL, 'full_attention'],
-    ),
-  ),
-  'gemma': (
-    'llama',
-    dict(
-      model_type='gemma', hidden_act='gelu', head_dim=8, rope_parameters=None
-    ),
-  ),
-  'smollm3': (
-    'llama',
-    dict(
-      model_type='smollm3', no_rope_layers=[1, 0], use_sliding_window=True,
-      sliding_window=9,
-    ),
-  ),
-  'smollm3 by interval': (
-    'llama', dict(model_type='smollm3', no_rope_layer_interval=2)
-  ),
-  'granite': (
-    'llama',
-    dict(
-      model_type='granite', embedding_multiplier=1.7, logits_scaling=3.0,
-      residual_multiplier=0.6, attention_multiplier=0.2,
-    ),
-  ),
-}  # fmt: skip
 
 
 def models():
@@ -365,15 +271,15 @@ def spiece():
 
 
 def variants():
-  """Logits of VARIANTS, as transformers reads the changed files."""
+  """Logits of all settings, as transformers reads the changed files."""
   folder = HERE / 'variants'
-  folder.mkdir(exist_ok=True)
+  given = json.loads((folder / 'settings.json').read_text())
   # Norms, softmax and frequencies in float64 too, where they ask for float32.
   torch.float = torch.float32 = torch.float64
   torch.Tensor.float = torch.Tensor.double
   tokens = torch.arange(24)[None] * 7 % COMMON['vocab_size']
   out = dict(tokens=tokens.numpy())
-  for name, (base, changes) in VARIANTS.items():
+  for name, (base, changes) in given.items():
     with tempfile.TemporaryDirectory() as there:
       raw = json.loads((HERE / base / 'config.json').read_text()) | changes
       (pathlib.Path(there) / 'config.json').write_text(json.dumps(raw))
@@ -384,8 +290,6 @@ def variants():
     with torch.no_grad():
       out[name] = model.eval()(tokens).logits[0].numpy().astype(np.float32)
   np.savez_compressed(folder / 'logits.npz', **out)
-  text = json.dumps(VARIANTS, indent=1)
-  (folder / 'settings.json').write_text(text + '\n')
 
 
 def defaults():
