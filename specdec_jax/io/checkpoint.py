@@ -38,13 +38,6 @@ _NUMBER = re.compile('0|[1-9][0-9]*')
 class Corrupt(ValueError):
   """A step that cannot be used, by what is wrong with which file."""
 
-  def __init__(self, path: pathlib.Path, wrong: str):
-    super().__init__(path, wrong)  # all of it, so that it can be pickled
-    self.path, self.wrong = path, wrong
-
-  def __str__(self) -> str:
-    return f'{self.path}: {self.wrong}'
-
 
 class Unsaved(ValueError):
   """A step that could not be written; the steps before it are untouched."""
@@ -171,8 +164,7 @@ class Checkpoints:
       return restored
     if first is None:
       return None
-    wrong = f'{first.wrong}; no valid step is left in {self.folder}'
-    raise Corrupt(first.path, wrong) from first
+    raise Corrupt(f'{first}; no valid step is left in {self.folder}')
 
   def _path(self, step: int) -> pathlib.Path:
     return self.folder / str(step)
@@ -284,8 +276,7 @@ class Manifest:
 
 def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
   """Hashes every file below a folder into its manifest."""
-  hashes = {name: _hash(folder / name) for name in sorted(_names(folder))}
-  content = dataclasses.replace(content, files=hashes)
+  content = dataclasses.replace(content, files=_hashes(folder))
   files.write(folder / MANIFEST, _encode(dataclasses.asdict(content)))
 
 
@@ -293,7 +284,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
   """The manifest of a step's folder, itself intact; its files unchecked."""
   path = folder / MANIFEST
   if not folder.is_dir():
-    raise Corrupt(folder, 'no such step')
+    raise Corrupt(f'{folder}: no such step')
   try:
     content = path.read_bytes()
     body = json.loads(content)
@@ -306,7 +297,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     return Manifest(**body)
   # What reading, JSON, and a body of another shape raise.
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-    raise Corrupt(path, f'not the manifest that was written: {e}') from e
+    raise Corrupt(f'{path}: not the manifest that was written: {e}') from e
 
 
 def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
@@ -319,20 +310,18 @@ def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
     have, want = (text(x.get(differ[0])) for x in (saved, asked))
     more = f' (and {len(differ) - 1} more leaves)' if differ[1:] else ''
     raise Corrupt(
-      folder / MANIFEST,
-      f'leaf {differ[0]} is saved as {have}, asked for as {want}{more}: give '
-      'the configuration it was saved with, or another folder',
+      f'{folder / MANIFEST}: leaf {differ[0]} is saved as {have}, asked for as '
+      f'{want}{more}: give the configuration it was saved with, or another '
+      'folder'
     )
-  for name, (size, digest) in content.files.items():
-    path = folder / name
-    try:
-      found = _hash(path)
-    except OSError as e:
-      raise Corrupt(path, f'cannot be read: {e.strerror}') from e
-    if found != [size, digest]:
-      raise Corrupt(path, f'not as it was saved: {found[0]} bytes of {size}')
-  for name in sorted(_names(folder) - content.files.keys()):
-    raise Corrupt(folder / name, 'this file was not saved')
+  try:
+    found = _hashes(folder)
+  except OSError as e:
+    raise Corrupt(f'{e.filename}: cannot be read: {e.strerror}') from e
+  for name in content.files | found:
+    if found.get(name) != content.files.get(name):
+      why = 'is not what was saved' if name in found else 'is missing'
+      raise Corrupt(f'{folder / name}: {why}')
   return content
 
 
@@ -346,13 +335,12 @@ def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
   return {k: [str(x.dtype), list(x.shape)] for k, x in leaves.items()}
 
 
-def _names(folder: pathlib.Path) -> set[str]:
-  paths = [p for p in folder.rglob('*') if not p.is_dir()]
-  return {p.relative_to(folder).as_posix() for p in paths} - {MANIFEST}
-
-
-def _hash(path: pathlib.Path) -> list:
-  return [path.stat().st_size, files.sha256(path)]
+def _hashes(folder: pathlib.Path) -> dict[str, list]:
+  """[bytes, SHA-256] of each file below a step's folder, by its path there."""
+  paths = [p for p in sorted(folder.rglob('*')) if not p.is_dir()]
+  each = {p.relative_to(folder).as_posix(): p for p in paths}
+  each.pop(MANIFEST, None)
+  return {k: [p.stat().st_size, files.sha256(p)] for k, p in each.items()}
 
 
 def _encode(body: dict[str, Any]) -> str:

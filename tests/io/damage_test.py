@@ -30,7 +30,7 @@ def _folder(two_steps, tmp_path):
 def refused(folder, path, wrong=''):
   with pytest.raises(checkpoint.Corrupt) as error:
     restore(folder)
-  assert error.value.path == path and str(path) in str(error.value)
+  assert str(error.value).startswith(f'{path}: ')
   assert wrong in str(error.value) or path.name == checkpoint.MANIFEST
 
 
@@ -64,14 +64,16 @@ def test_missing_truncated_and_added_files_are_named(folder):
   for path in saved.all_files(folder / '2'):
     old = path.read_bytes()
     path.unlink()
-    refused(folder, path, 'No such file')
+    refused(folder, path, 'is missing')
     falls_back(folder)
     for new in {old[:-1], b''} - {old}:
       path.write_bytes(new)
-      refused(folder, path, 'not as it was saved')
+      refused(folder, path, 'is not what was saved')
     path.write_bytes(old)
   (folder / '2' / 'arrays' / 'notes.txt').write_text('mine')
-  refused(folder, folder / '2' / 'arrays' / 'notes.txt', 'was not saved')
+  refused(
+    folder, folder / '2' / 'arrays' / 'notes.txt', 'is not what was saved'
+  )
 
 
 def test_no_valid_step_is_an_error_that_names_the_newest(folder):
@@ -81,7 +83,7 @@ def test_no_valid_step_is_an_error_that_names_the_newest(folder):
   wrong = 'no valid step is left'
   with pytest.raises(checkpoint.Corrupt, match=wrong) as error:
     checkpoint.Checkpoints(folder).restore(saved.like(saved.state(0)))
-  assert error.value.path == paths[1]
+  assert str(error.value).startswith(f'{paths[1]}: ')
 
 
 def test_a_step_under_another_number_is_refused(folder):
@@ -124,5 +126,5 @@ def test_a_foreign_tree_is_refused_before_a_file_is_read(
   monkeypatch.setattr(files, 'sha256', lambda path: pytest.fail('read'))
   with pytest.raises(checkpoint.Corrupt) as error:
     restore(folder, **changes)
-  assert f'leaf {message}' in str(error.value)
-  assert error.value.path == folder / '2' / checkpoint.MANIFEST
+  manifest = folder / '2' / checkpoint.MANIFEST
+  assert str(error.value).startswith(f'{manifest}: leaf {message}')
