@@ -172,12 +172,6 @@ def _decoder_only(c: model_config.LMConfig) -> dict[str, Any]:
 
 
 def _rope_scaling(s: rope.Scaling | None) -> dict[str, Any] | None:
-  if isinstance(s, rope.Yarn):
-    return dict(
-      rope_type='yarn', factor=s.factor, beta_fast=s.beta_fast,
-      original_max_position_embeddings=s.original_context,
-      beta_slow=s.beta_slow, attention_factor=s.magnitude, truncate=s.truncate,
-    )  # fmt: skip
   if not isinstance(s, rope.RopeScaling):
     return None
   if not s.original_context:

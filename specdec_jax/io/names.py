@@ -30,8 +30,7 @@ class Naming(NamedTuple):
   convert(our name, stored array, config) -> array: what is stored otherwise.
   transposed: kernels are stored [out, in]; the head always is.
   joined: modules that are one stored array, side by side in its outputs.
-  prefix: what names may begin with, or not: files of a model without its head
-    leave it out, or have it where others do not.
+  prefix: what names may begin with, or not.
   encoder: of the parameters of an encoder.
   """
 
@@ -262,7 +261,6 @@ def read(
 ) -> types.Params:
   """Reads the parameters of lm.make(config), nested.
 
-  config: of the model; with its dtype, stacked if scan_layers.
   put: places each parameter as it is read; None: on the default device.
   kept: for the CPU kernels: the kinds of blocks that stay as they are. What is
     no matrix is then float32, as they take it.
@@ -340,7 +338,7 @@ def _read_into(
 def _read_blocks(
   reader: Reader, config, name: str, place: tuple[str, int], count: int
 ) -> weights.Quantised:
-  """Reads so many rows of a matrix, a parameter's columns, as they are."""
+  """Reads `count` rows of a matrix, a parameter's columns, as they are."""
   stored, start = place
   kept, columns = reader.kinds[stored], reader.blocks(stored)
   columns = reader.naming.convert(name, columns, config)[start : start + count]
@@ -363,20 +361,16 @@ def check_finite(source: str, name: str, x: np.ndarray) -> None:
     )
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
 def check(
   source: str,
-  needed: Shapes,
-  stored: Shapes,
+  needed: Mapping[str, tuple[int, ...]],
+  stored: Mapping[str, tuple[int, ...]],
   who: str = 'its settings',
   advice: str = '',
 ) -> None:
   """Refuses arrays without a place, that are missing, or of another shape.
 
-  needed, stored: what arrays there must be and are, by stored name.
-  who, advice: whose needs they are, and what to do, for the error.
+  needed, stored: the shapes that there must be and are, by stored name.
   """
   unknown = [x for x in stored if x not in needed]
   missing = [x for x in needed if x not in stored]

@@ -114,13 +114,11 @@ class Tokenizer:
 
     messages: each with strings 'role' and 'content'.
     """
-    if not messages:
-      raise ValueError('no messages: give at least one')
     for m in messages:
-      said = f'message {fields.short(m)}'
       if not all(isinstance(m.get(x), str) for x in ('role', 'content')):
-        raise ValueError(f"{said}: needs strings 'role' and 'content'")
-      files.check_unicode(m, said)
+        raise ValueError(
+          f"message {fields.short(m)}: needs strings 'role' and 'content'"
+        )
     if self.chat_template is None:
       if not self.source.startswith('random:'):
         logging.log_first_n(

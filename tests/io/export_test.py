@@ -15,7 +15,7 @@ from specdec_jax import build, requests, types
 from specdec_jax.io import export, files, hf, names, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm, rope
+from specdec_jax.models import convert, lm
 from tests.io import tiny
 
 GOLDENS = ('llama', 'qwen2', 'qwen3', 't5', 't5_gated')
@@ -42,10 +42,6 @@ CASES = {
     'llama',
     dict(rope_scaling=model_config.RopeScaling(2.0, original_context=0)),
   ),
-  'yarn': (
-    'llama',
-    dict(rope_scaling=rope.Yarn(2.0, 64, 20.0, 2.0, 1.5, truncate=False)),
-  ),
   'qwen2': ('qwen2', dict(tied=True, qkv_bias=True, kv_heads=1, norm_eps=1e-5)),
   'qwen2, untied': ('qwen2', dict(qkv_bias=True, head_dim=16)),
   'qwen3': ('qwen3', dict(qk_norm=True, kv_heads=4, head_dim=16)),
@@ -55,6 +51,10 @@ CASES = {
     | encoder_decoder(act='relu', gated=False),
   ),
   't5 1.1': ('t5', encoder_decoder(act='gelu_tanh')),
+  'untied, scaled': (
+    't5',
+    dict(head_scale=32**-0.5) | encoder_decoder(act='gelu_tanh'),
+  ),
 }
 
 
@@ -210,14 +210,6 @@ def test_sources_end_with_eos_for_those_who_read_tokenizer_json(tmp_path):
   now = tiny.read(tmp_path / 'x')
   read = requests.item(now, 'one two', 0, chat=False).source
   assert list(read) == [*was.encode('one two'), 259]
-
-
-def test_an_untied_head_that_is_scaled_stays_so(tmp_path):
-  changes = dict(head_scale=32**-0.5) | encoder_decoder(act='gelu_tanh')
-  c = tiny.config(**changes)
-  raw = export.settings(c)
-  assert (raw['tie_word_embeddings'], raw['scale_decoder_outputs']) == (0, 1)
-  assert saved(tmp_path / 'x', c).config.head_scale == c.head_scale
 
 
 def test_a_tokenizer_without_special_ids_gets_none(tmp_path):

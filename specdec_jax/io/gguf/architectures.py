@@ -170,18 +170,9 @@ def _scaling(s: Json, context: int) -> rope.Scaling | None:
 
 
 def _divided(file: container.File, config: model_config.LMConfig):
-  """The settings with the divisors of the frequencies that the file holds.
-
-  Those of Llama 3.1 and later (low 1, high 4, context 8192) for one factor
-  become that scaling.
-  """
+  """The settings with the scaling whose divisors of the frequencies the file
+  holds: that of Llama 3.1 and later (low 1, high 4, context 8192)."""
   divisors = np.asarray(file.read('rope_freqs.weight'), np.float64).reshape(-1)
-  good = divisors.shape == (config.head_dim // 2,) and divisors.min() > 0
-  if not good or config.rope_scaling is not None:
-    raise ValueError(
-      f'{file.path}: rope_freqs.weight has {len(divisors)} divisors; allowed '
-      f'are {config.head_dim // 2} above 0, without a rope.scaling.factor'
-    )
   llama3 = rope.RopeScaling(factor=float(divisors.max()))
   scaled = dataclasses.replace(config, rope_scaling=llama3)
   with jax.transfer_guard('allow'):
@@ -189,10 +180,13 @@ def _divided(file: container.File, config: model_config.LMConfig):
       np.asarray(attention.inverse_frequencies(c), np.float64)
       for c in (config, scaled)
     )
-  if np.allclose(divisors, plain / slow, rtol=1e-4):
-    return scaled
-  every = rope.Divided(tuple(divisors.tolist()))
-  return dataclasses.replace(config, rope_scaling=every)
+  good = config.rope_scaling is None and divisors.shape == plain.shape
+  if not good or not np.allclose(divisors, plain / slow, rtol=1e-4):
+    raise ValueError(
+      f'{file.path}: rope_freqs.weight has other divisors than Llama 3.1 and '
+      'later have, which are not supported'
+    )
+  return scaled
 
 
 def _gemma(s: Json, common: dict[str, Any], big: int) -> dict[str, Any]:
