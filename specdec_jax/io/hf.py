@@ -9,7 +9,6 @@ import pathlib
 import re
 
 import numpy as np
-from absl import logging
 
 from specdec_jax.io import files, names
 from specdec_jax.io.arrays import stored
@@ -87,12 +86,6 @@ def open_folder(
   if config.tied and reader.unties():
     # As transformers 5 does; of a T5 only the weights tell.
     config = dataclasses.replace(config, tied=False)
-    if config.encoder is None:
-      logging.warning(
-        '%s: the head is stored and is not the embedding: they are NOT tied, '
-        'whatever tie_word_embeddings says',
-        source,
-      )
   return config, reader, paths
 
 

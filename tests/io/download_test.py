@@ -111,7 +111,7 @@ def test_one_file_is_taken_and_kept_until_it_is_damaged(packed):
   'changes, message',
   [
     (dict(content=b'wEights'), 'is not the pinned file'),
-    (dict(member='y/other.gguf'), 'has no x/model.gguf'),
+    (dict(member='y/other.gguf'), 'no item named .x/model.gguf'),
   ],
 )
 def test_other_bytes_are_refused_and_not_kept(packed, changes, message):

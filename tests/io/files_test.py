@@ -59,7 +59,7 @@ def test_jsonl_is_read_line_by_line(tmp_path):
   [
     (b'{"a": 1', r':2: not JSON \(.* at column 8'),
     (b'[1]', ':2: a JSON object is needed, not list'),
-    (b'{"a": "\xff"}', ':2: not UTF-8'),
+    (b'{"a": "\xff"}', ":2: not JSON .'utf-8' codec"),
     (b'[' * 100_000, ':2: not JSON'),
     # Half of a UTF-16 pair: valid JSON, no valid Unicode.
     (rb'{"a": "cut \ud83d"}', r':2: \\ud83d is half of a UTF-16 surrogate'),

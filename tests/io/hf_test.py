@@ -141,28 +141,40 @@ def test_scanned_layers_are_stacked_and_put_once_each(tmp_path):
     np.testing.assert_array_equal(many[f'layers/{name}'], np.stack(apart))
 
 
-def test_gpt2_files_without_prefix_and_with_masks(tmp_path):
-  """The form of openai-community/gpt2: no prefix, and buffers of the mask."""
-  folder = tiny.GOLDEN / 'gpt2'
+ONES = np.ones((2, 2), np.float32)
+IMAGES = {'vision_tower.x.weight': ONES}
+IMAGES['model.multi_modal_projector.norm.weight'] = ONES
+# Family, how its names begin here, and what files of this form have beside.
+OTHERS = {
+  'gpt2': (
+    *('gpt2', 'transformer.', ''),
+    {'h.0.attn.bias': ONES, 'h.1.attn.masked_bias': np.float32([-1e4])},
+  ),
+  # As transformers writes a base model, and its version 4 frequencies.
+  'base': ('qwen2', 'model.', '', {'rotary_emb.inv_freq': np.ones(4)}),
+  # As transformers 4 and 5 name the weights of one that sees images.
+  'inside': ('gemma3', 'model.', 'language_model.model.', IMAGES),
+  'inner': ('gemma3', 'model.', 'model.language_model.', IMAGES),
+}
+
+
+@pytest.mark.parametrize('form', OTHERS)
+def test_names_may_begin_in_other_ways(tmp_path, form):
+  family, prefix, other, more = OTHERS[form]
+  folder = tiny.GOLDEN / family
+  own = json.loads((folder / 'config.json').read_text())
+  if family == 'gemma3':
+    own = dict(model_type='gemma3', text_config=own, vision_config={})
+  (tmp_path / 'config.json').write_text(json.dumps(own))
   stored = safetensors.numpy.load_file(folder / hf.SINGLE)
-  bare = {k.removeprefix('transformer.'): x for k, x in stored.items()}
-  assert bare.keys() & {'wte.weight', 'h.0.attn.c_attn.weight'}
-  bare['h.0.attn.bias'] = np.tri(8, dtype=np.uint8)
-  bare['h.1.attn.masked_bias'] = np.float32([-1e4])
-  (tmp_path / 'config.json').write_bytes((folder / 'config.json').read_bytes())
-  safetensors.numpy.save_file(bare, tmp_path / hf.SINGLE)
+  named = {k.replace(prefix, other, 1): x for k, x in stored.items()}
+  if form == 'inside':
+    table = stored['model.embed_tokens.weight']
+    more = more | {'language_model.lm_head.weight': table}
+  assert not named.keys() & stored.keys()
+  safetensors.numpy.save_file(named | more, tmp_path / hf.SINGLE)
+  assert hf.open_folder(tmp_path, 'x')[0] == hf.open_folder(folder, 'x')[0]
   tiny.check_equal(tiny.weights_of(tmp_path), tiny.weights_of(folder))
-
-
-def test_names_may_lack_the_prefix_of_their_family(tmp_path):
-  """A base model's file, as transformers writes one without a head."""
-  c = tiny.config('qwen2')
-  weights = tiny.arrays(c)
-  weights['model.rotary_emb.inv_freq'] = np.ones(4)
-  one = tiny.write_folder(tmp_path / 'with', c, 'qwen2', weights)
-  bare = {k.removeprefix('model.'): x for k, x in weights.items()}
-  two = tiny.write_folder(tmp_path / 'without', c, 'qwen2', bare)
-  tiny.check_equal(tiny.weights_of(two), tiny.weights_of(one))
 
 
 TABLE, HEAD = 'model.embed_tokens.weight', 'lm_head.weight'
@@ -190,26 +202,6 @@ def test_a_stored_head_counts_where_the_settings_tie_it(tmp_path, change, tied):
     np.testing.assert_array_equal(flat['embed'], weights[TABLE])
 
 
-@pytest.mark.parametrize(
-  'inner, head',
-  [('language_model.model.', 'language_model.'), ('model.language_model.', '')],
-)
-def test_the_language_model_of_one_that_sees_images(tmp_path, inner, head):
-  """As transformers 4 and 5 name its weights; its settings are nested."""
-  folder = tiny.GOLDEN / 'gemma3'
-  own = json.loads((folder / 'config.json').read_text())
-  whole = dict(model_type='gemma3', text_config=own, vision_config={})
-  (tmp_path / 'config.json').write_text(json.dumps(whole))
-  stored = safetensors.numpy.load_file(folder / hf.SINGLE)
-  named = {k.replace('model.', inner, 1): x for k, x in stored.items()}
-  table = stored['model.embed_tokens.weight']
-  named |= {f'{head}lm_head.weight': table, 'vision_tower.some.weight': ONES}
-  named['model.multi_modal_projector.norm.weight'] = ONES
-  safetensors.numpy.save_file(named, tmp_path / hf.SINGLE)
-  assert hf.open_folder(tmp_path, 'x')[0] == hf.open_folder(folder, 'x')[0]
-  tiny.check_equal(tiny.weights_of(tmp_path), tiny.weights_of(folder))
-
-
 def test_nested_settings_of_a_published_file():
   """google/gemma-3-4b-it says no more; the rest are defaults."""
   own = dict(
@@ -232,7 +224,6 @@ def test_nested_settings_of_a_published_file():
     settings(LLAMA | dict(text_config=own))
 
 
-ONES = np.ones((2, 2), np.float32)
 UP, NORM = 'model.layers.0.mlp.up_proj.weight', 'model.norm.weight'
 
 

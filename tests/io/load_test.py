@@ -219,21 +219,14 @@ def _own(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.slow
-def test_a_function_of_the_users_gives_a_model_that_decodes(own):
-  mine = load.load('own_model:make')
-  ours = load.load('random:tiny')
+def test_a_function_of_the_users_is_asked_for_a_dtype(own):
+  """docs/your_own_model.md decodes with one."""
+  mine, ours = load.load('own_model:make'), load.load('random:tiny')
   assert mine.label == 'own_model:make'
   for name in ('context', 'vocab', 'ids', 'dtype'):
     assert getattr(mine, name) == getattr(ours, name), name
   assert load.load('own_model:make', dtype='bfloat16').dtype == 'bfloat16'
   assert mine.digest == load.load('own_model:make').digest
-  asked = dict(max_new_tokens=5, temperature=1.0, chat=False)
-  text = lambda model, draft: [
-    x.text for x in api.generate(model, ['ab', 'c'], draft=draft, **asked)
-  ]
-  assert text(mine, 'lookup') == text(ours, 'lookup')
-  assert text(mine, mine) == text(ours, ours)
   with pytest.raises(ValueError, match='no LMConfig; .* early_exit and eagle'):
     build.engine(mine, early_exit.Settings(exit=1))
 

@@ -73,38 +73,18 @@ STORED = {'0': np.array([7], np.float32).tobytes()}
 NAMED = b'}' + tf.text('a') + ONE + b's'
 
 
-def nested(**items):
-  pairs = b''.join(tf.text(k) + x for k, x in items.items())
-  return b'}(' + pairs + b'u'
-
-
 @pytest.mark.parametrize(
   'content',
   [
-    NAMED,
-    nested(state_dict=NAMED),
-    nested(model=NAMED, epoch=tf.number(3), done=b'\x88', loss=b'G' + bytes(8)),
-    nested(model=NAMED, optimizer=nested(state=b'}', groups=b']K\x01a')),
+    b'}' + tf.text('model') + NAMED + b's',
+    b'}K\x01' + ONE + b's',
+    ONE,
+    b'}',
   ],
 )
-def test_a_state_dict_is_at_the_top_or_in_it(path, content):
-  found = read(tf.zipped(path, content, STORED))
-  assert list(found) == ['a'] and found['a'] == 7
-
-
-@pytest.mark.parametrize(
-  'content, count',
-  [
-    (nested(model=NAMED, ema=NAMED), 2),
-    (nested(a=nested(b=NAMED)), 0),
-    (b'}K\x01' + ONE + b's', 0),
-    (ONE, 0),
-    (b'}', 0),
-  ],
-)
-def test_other_contents_are_counted(path, content, count):
+def test_other_contents_are_refused(path, content):
   tf.zipped(path, content, STORED)
-  with pytest.raises(ValueError, match=f'{path}: .* {count} dicts of arrays'):
+  with pytest.raises(ValueError, match=f"{path}: .*(of arrays|'items')"):
     pickled.read(path)
 
 
@@ -253,14 +233,13 @@ def test_files_of_torch_itself(path):
   tensors['none'], tensors['one'] = torch.zeros(0, 3), torch.tensor(2.5)
   model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
   for saved in (tensors, model.state_dict()):
-    for content in (saved, {'state_dict': saved, 'epoch': 3, 'lr': 1e-3}):
-      torch.save(content, path)
-      found = read(path)
-      assert found.keys() == saved.keys()
-      for name, x in saved.items():
-        want = x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
-        assert found[name].dtype.name == str(x.dtype).removeprefix('torch.')
-        np.testing.assert_array_equal(found[name].astype(want.dtype), want)
+    torch.save(saved, path)
+    found = read(path)
+    assert found.keys() == saved.keys()
+    for name, x in saved.items():
+      want = x.float().numpy() if x.dtype == torch.bfloat16 else x.numpy()
+      assert found[name].dtype.name == str(x.dtype).removeprefix('torch.')
+      np.testing.assert_array_equal(found[name].astype(want.dtype), want)
   names = {op.name for op, _, _ in pickletools.genops(pickle_of(path))}
   assert {'BUILD', 'BINPERSID', 'REDUCE'} <= names
   torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)

@@ -31,38 +31,29 @@ _GLOBALS: dict[str, Any] = {
   'torch._utils _rebuild_tensor_v2': _view,
   'collections OrderedDict': lambda: {},
 }
-_VALUES = 'NONE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE'.split()
+_VALUES = 'NONE BININT BININT1 BININT2 LONG1 BINUNICODE'.split()
 # How many values an opcode takes off the stack; None: all above the last mark.
-_TAKES = dict(TUPLE1=1, TUPLE2=2, TUPLE3=3, APPEND=1, SETITEM=2, BUILD=1)
-_TAKES |= dict(BINPERSID=1, REDUCE=2, TUPLE=None, APPENDS=None, SETITEMS=None)
+_TAKES = dict(TUPLE1=1, TUPLE2=2, TUPLE3=3, TUPLE=None, SETITEM=2)
+_TAKES |= dict(SETITEMS=None, BUILD=1, BINPERSID=1, REDUCE=2)
 _DAMAGE = TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays of a file by name, memory-mapped.
-
-  They are at its top, or in one dict there: {'epoch': 3, 'state_dict': {...}}.
-  """
+  """The arrays of a file by name, memory-mapped."""
   try:
     with zipfile.ZipFile(path) as archive:
       members = {x.filename: x for x in archive.infolist()}
-    top = _content(np.memmap(path, mode='r'), members)
-    inner = top.values() if isinstance(top, dict) else ()
-    found = [x for x in (top, *inner) if _holds_arrays(x)]
-    if len(found) != 1:
-      raise ValueError(f'{len(found)} dicts of arrays, at its top or in it')
-    return found[0]
+    found = _content(np.memmap(path, mode='r'), members)
+    kinds = {(type(name), type(x)) for name, x in found.items()}
+    if kinds != {(str, np.ndarray)}:
+      raise ValueError('it is no dict of arrays by their names')
+    return found
   except (ValueError, zipfile.BadZipFile, *_DAMAGE) as e:
     why = f'it is damaged ({e!r})' if isinstance(e, _DAMAGE) else e
     raise ValueError(
       f'{path}: cannot be read: {why}; give what PyTorch writes since 1.6 by '
       'torch.save(model.state_dict(), path)'
     ) from e
-
-
-def _holds_arrays(x: Any) -> bool:
-  pairs = x.items() if isinstance(x, dict) else ()
-  return {(type(name), type(y)) for name, y in pairs} == {(str, np.ndarray)}
 
 
 def _content(raw: np.ndarray, at: dict[str, zipfile.ZipInfo]) -> Any:
@@ -103,12 +94,10 @@ def _run(pickle: bytes, storage: Callable[[str], np.ndarray]) -> Any:
         stack.append(arg)
       case 'NEWTRUE' | 'NEWFALSE' as name, *_:
         stack.append(name == 'NEWTRUE')
-      case 'EMPTY_LIST' | 'EMPTY_DICT' as name, *_:
-        stack.append([] if name == 'EMPTY_LIST' else {})
+      case 'EMPTY_DICT', *_:
+        stack.append({})
       case 'EMPTY_TUPLE' | 'TUPLE' | 'TUPLE1' | 'TUPLE2' | 'TUPLE3', *_:
         stack.append(tuple(taken))
-      case 'APPEND' | 'APPENDS', *_:
-        list.extend(stack[-1], taken)
       case 'SETITEM' | 'SETITEMS', *_ if {*map(type, taken[::2])} <= {str, int}:
         dict.update(stack[-1], zip(taken[::2], taken[1::2], strict=True))
       case 'GLOBAL', *_ if arg in _GLOBALS:
