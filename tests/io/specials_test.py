@@ -9,7 +9,7 @@ import json
 import pytest
 import tokenizers
 
-from specdec_jax.io import sources, tokenizer
+from specdec_jax.io import tokenizer
 from tests.io import stream_test, tiny
 
 S, E = '<|s|>', '<|e|>'
@@ -251,20 +251,6 @@ def test_names_are_variables_of_templates(tmp_path):
   given = dict(pad_token='<p>', image_token='<i>', chat_template=names)
   t = read(tmp_path, [S, E], NAMED | given)
   assert t.chat([dict(role='user', content='x')]) == '<|s|><|e|><p><i>'
-
-
-def test_a_model_can_end_with_a_token_that_only_the_settings_have(tmp_path):
-  c = tiny.config()
-  folder = tiny.write_folder(tmp_path / 'm', c)
-  settings = {'257': entry('<end>'), '300': entry('<new>')}
-  (folder / 'tokenizer_config.json').write_text(
-    json.dumps(dict(eos_token='<new>', added_tokens_decoder=settings))
-  )
-  (folder / 'config.json').write_text(
-    json.dumps(tiny.settings(c) | {'eos_token_id': None})
-  )
-  opened = sources.open_source(str(folder))
-  assert opened.tokenizer.eos_ids[0] == 261 < opened.tokenizer.size == 262
 
 
 @pytest.mark.parametrize(
