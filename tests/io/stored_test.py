@@ -120,31 +120,6 @@ def test_a_tokens_bits_do_not_depend_on_what_is_read_with_it(case):
     np.testing.assert_array_equal(found, alone)
 
 
-def test_a_kind_without_a_kernel_is_named(tmp_path, caplog):
-  c = tiny.config('llama', **SIZES)
-  quantise = blocks_of({'ffn_down': 'MXFP4', '': 'Q4_0'})
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
-  with caplog.at_level('WARNING'):
-    load.load(path)
-  (line,) = caplog.messages
-  assert line.endswith(
-    'no kernel here reads MXFP4: these matrices are read as float32'
-  )
-
-
-def test_without_a_kernel_for_any_all_is_dequantised(tmp_path, caplog):
-  """Said once, in one line; the name says so too."""
-  c = tiny.config('llama', **SIZES)
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.MXFP4)
-  plain = load.load(path, dtype='float32')
-  with caplog.at_level('WARNING'):
-    found = load.load(path)
-  assert len(caplog.messages) == 1
-  assert found.label == plain.label == 'a (MXFP4, dequantised)'
-  assert found.arithmetic == plain.arithmetic == 'float32'
-  tiny.check_equal(found.params, plain.params)
-
-
 def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
   """Bfloat16 of codes is a second rounding, of floats none."""
   c = tiny.config('llama', **SIZES | dict(depth=1))
