@@ -9,7 +9,8 @@ import numpy as np
 
 from experiments.tree_rules import optimum
 from specdec_jax import build, types
-from specdec_jax.certify import base, enumerate_window, trees
+from specdec_jax.certify import base, enumerate_window
+from specdec_jax.certify import problems as problems_lib
 
 # Children of a node at each level, and ids of the vocabulary.
 SIZES = ('2', 5), ('3', 5), ('4', 5), ('2,2', 3)
@@ -21,7 +22,7 @@ class Problems(NamedTuple):
   """Pairs of p and q, and every tree that may be drawn of each.
 
   counts: children of a node at each level.
-  p_XNVV, q_XKVV: as of enumerate_window.problems.
+  p_XNVV, q_XKVV: as of problems.of_family.
   chance_XR, parents: of each tree, and of all.
   """
 
@@ -29,18 +30,19 @@ class Problems(NamedTuple):
   counts: tuple[int, ...]
   p_XNVV: np.ndarray
   q_XKVV: np.ndarray
-  batch: trees.Windows
+  batch: enumerate_window.Windows
   chance_XR: np.ndarray
   parents: tuple[int, ...]
 
 
 def problems(kind: str, levels: str, vocab: int, each: int) -> Problems:
   """`each` problems of every family, in their order."""
-  counts, parents = tuple(map(int, levels.split(','))), trees.parents_of(levels)
-  p, q = enumerate_window.of_all_families(
+  counts = tuple(map(int, levels.split(',')))
+  parents = problems_lib.parents_of(levels)
+  p, q = problems_lib.of_all_families(
     0, each=each, gamma=len(counts), vocab=vocab
   )
-  batch = trees.windows(p, q, parents, kind)
+  batch = problems_lib.windows(p, q, kind, parents)
   chance_XR = batch.chance_B.reshape(len(p), -1)
   return Problems(kind, counts, p, q, batch, chance_XR, parents)
 
@@ -55,7 +57,7 @@ def kinds_of(rule: types.Rule) -> tuple[str, ...]:
   """What reads the distribution that each was drawn from takes every kind."""
   if rule.siblings == 'independent':
     return ('independent',)
-  return ('distinct', 'deterministic') if rule.coupled else trees.KINDS
+  return ('distinct', 'deterministic') if rule.coupled else problems_lib.KINDS
 
 
 def best(x: Problems) -> np.ndarray:
@@ -69,7 +71,7 @@ def best(x: Problems) -> np.ndarray:
       paths.append((*(paths[parent] if parent >= 0 else ()), token))
     trie = frozenset(itertools.compress(paths, proposed_BK[b].tolist()))
     found[b // x.chance_XR.shape[1]][trie] += x.batch.chance_B[b]
-  target = enumerate_window.target_distribution(x.p_XNVV)
+  target = problems_lib.target_distribution(x.p_XNVV)
   pairs = zip(found, target, strict=True)
   return np.array([optimum.accepted(*pair) for pair in pairs])
 
@@ -84,12 +86,12 @@ def accepted(rule: types.Rule, x: Problems) -> np.ndarray:
     return _raced(x, 0)[:, 0]
   if rule.coupled:
     return certain(x)  # its own draws, whatever the tree is
-  wanted = enumerate_window.target_distribution(x.p_XNVV)
-  ends = trees.ends(rule, x.batch)
-  found = trees.distribution(ends, x.batch, wanted)
+  wanted = problems_lib.target_distribution(x.p_XNVV)
+  ends = enumerate_window.ends(rule, x.batch)
+  found = enumerate_window.distribution(ends, x.batch, wanted)
   if not (off := np.abs(found - wanted).max()) <= base.bound():
     raise base.Broken(f'{rule.name}, {x.kind}: off by {off:.1e}')
-  accepted_B = sum(len(end.path) * end.chance_B for end in ends)
+  accepted_B = sum(end.accepted_B * end.chance_B for end in ends)
   return np.asarray(accepted_B).reshape(len(wanted), -1).sum(1)
 
 
@@ -125,13 +127,13 @@ def rows(each: int) -> Iterator[dict[str, Any]]:
   'families': by name [the optimum, mean share, least share], the first a mean
   too; None where nothing can be accepted.
   """
-  for (levels, vocab), kind in itertools.product(SIZES, trees.KINDS):
+  for (levels, vocab), kind in itertools.product(SIZES, problems_lib.KINDS):
     found = problems(kind, levels, vocab, each)
     best_X = best(found)
     for rule in rules_of(kind):
       own_X, families = accepted(rule, found), {}
       assert (own_X <= best_X + LEAST).all(), (rule.name, kind, levels)
-      for i, name in enumerate(enumerate_window.FAMILIES):
+      for i, name in enumerate(problems_lib.FAMILIES):
         at = slice(i * each, (i + 1) * each)
         some = best_X[at] > LEAST
         share = own_X[at][some] / best_X[at][some]

@@ -1,11 +1,12 @@
-"""The distribution that one window emits, by enumerating its accept tests.
+"""The distribution that one window emits, by enumeration.
 
-X: problems (a pair of p and q). R: draft paths, V ** K. B = X * R.
+Every draft that may be drawn is, and the accept tests pass and fail in every
+way. A chain is a tree of one branch: see verify.tree for nodes and numbers.
+X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 """
 
 import functools
-import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,8 +15,7 @@ import numpy as np
 
 from specdec_jax import types
 from specdec_jax.certify import base
-
-# --- problems -----------------------------------------------------------------
+from specdec_jax.verify import tree
 
 
 def normal(weights):
@@ -23,136 +23,38 @@ def normal(weights):
   return weights / weights.sum(-1, keepdims=True)
 
 
-def _softmax(rng, shape, sigma):
-  z = sigma * rng.normal(size=shape)
-  return normal(np.exp(z - z.max(-1, keepdims=True)))
-
-
-def _one_hot(rng, shape):
-  return np.eye(shape[-1])[rng.integers(0, shape[-1], shape[:-1])]
-
-
-def _one_ulp(rng, shape, dtype):
-  """q is p with every entry moved by -1, 0 or 1 units in the last place."""
-  p = _softmax(rng, shape, 1).astype(dtype)
-  to = np.array([0, np.nan, 1], dtype)[rng.integers(0, 3, p.shape)]
-  return p, np.where(np.isnan(to), p, np.nextafter(p, to, dtype=dtype))
-
-
-def _truncated(rng, shape):
-  """Random top-k, so that supports differ."""
-  p = _softmax(rng, shape, 1)
-  k = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
-  rank = np.argsort(np.argsort(-p, -1), -1)
-  return normal(np.where(rank < k, p, 0))
-
-
-def _disjoint(rng, shape):
-  in_p = rng.random(shape) < 0.5
-  in_p[..., 0], in_p[..., 1] = True, False
-  in_p ^= rng.random((*shape[:-1], 1)) < 0.5
-  p, q = _softmax(rng, shape, 1), _softmax(rng, shape, 1)
-  return normal(p * in_p), normal(q * ~in_p)
-
-
-def _tails(rng, shape):
-  """Zero mass from a random index of each row on."""
-  end = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
-  return normal(_softmax(rng, shape, 1) * (np.arange(shape[-1]) < end))
-
-
-def _subnormal(rng, shape):
-  """One peak; all other probabilities near the smallest float32 number."""
-  w = 10.0 ** rng.uniform(-44, -30, shape)
-  return np.maximum(w, _one_hot(rng, shape))
-
-
-# name -> f(rng, shape, dtype) -> (p, q), normalised over the last axis. Simple
-# ones first: a failing rule is reported on the first family that it fails on.
-FAMILIES: dict[str, Callable[..., Any]] = {
-  'sigma 1': lambda r, s, d: (_softmax(r, s, 1), _softmax(r, s, 1)),
-  'sigma 3': lambda r, s, d: (_softmax(r, s, 3), _softmax(r, s, 3)),
-  'flat': lambda r, s, d: (_softmax(r, s, 0.1), _softmax(r, s, 0.1)),
-  'sigma 10': lambda r, s, d: (_softmax(r, s, 10), _softmax(r, s, 10)),
-  'equal': lambda r, s, d: (_softmax(r, s, 1),) * 2,
-  'truncated': lambda r, s, d: (_truncated(r, s), _truncated(r, s)),
-  'zero tails': lambda r, s, d: (_tails(r, s), _tails(r, s)),
-  'disjoint': lambda r, s, d: _disjoint(r, s),
-  'one-hot q': lambda r, s, d: (_softmax(r, s, 1), _one_hot(r, s)),
-  'one-hot p': lambda r, s, d: (_one_hot(r, s), _softmax(r, s, 1)),
-  'one ulp': _one_ulp,
-  'subnormal': lambda r, s, d: (_subnormal(r, s), _subnormal(r, s)),
-}
-
-
-def problems(
-  family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
-):
-  """`count` random (p_XNVV, q_XKVV): of token k, given each token k - 1."""
-  dtype = np.dtype(jnp.result_type(float))
-  p, q = FAMILIES[family](
-    np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
-  )
-  return p.astype(dtype), q.astype(dtype)[:, :gamma]
-
-
-def of_all_families(seed: int, *, each: int, gamma: int, vocab: int):
-  """`problems` of every family, in their order, `each` of one."""
-  parts = [
-    problems(
-      name, [seed, gamma, vocab, i], count=each, gamma=gamma, vocab=vocab
-    )
-    for i, name in enumerate(FAMILIES)
-  ]
-  return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
-
-
-# --- windows ------------------------------------------------------------------
-
-
 class NotEnumerable(Exception):
   """The rule draws noise itself, or is not a step function of its uniforms."""
 
 
 class Windows(NamedTuple):
-  """Every draft path of every problem as one batch, B = X * R.
+  """Every draft that may be drawn, of every problem, as one batch, B = X * R.
 
-  draft: the paths.
-  p_BNV: the target's distributions along them.
-  chance_XR: probability that each path is drafted, float64.
+  draft: chains, or trees.
+  p_BNV: the target's distribution after the root and each node.
+  chance_B: probability that each is drawn, float64.
   """
 
   draft: types.Draft
-  p_BNV: jax.Array
-  chance_XR: np.ndarray
+  p_BNV: np.ndarray
+  chance_B: np.ndarray
 
 
-def paths(vocab: int, gamma: int) -> np.ndarray:
-  """Every draft path of a window: [R, K]."""
-  return np.indices((vocab,) * gamma, np.int32).reshape(gamma, -1).T
+def parents(draft: types.Draft):
+  """draft.parents_BK, or that of a chain."""
+  if draft.parents_BK is not None:
+    return draft.parents_BK
+  return jnp.broadcast_to(
+    jnp.arange(-1, draft.tokens_BK.shape[1] - 1), draft.tokens_BK.shape
+  )
 
 
-def windows(p_XNVV, q_XKVV, count_X, script_XK=None) -> Windows:
-  """The batch of problems; with script_XK, drafts are certain (q None)."""
-  X, N, V, _ = p_XNVV.shape
-  K = N - 1
-  paths_RK = paths(V, K)
-  R = len(paths_RK)
-  before_RN = np.pad(paths_RK, ((0, 0), (1, 0)))
-  p_XRNV = p_XNVV[:, np.arange(N)[None], before_RN]
-  if script_XK is None:
-    q_XRKV = q_XKVV[:, np.arange(K)[None], before_RN[:, :K]]
-    q_taken_XRK = np.take_along_axis(
-      normal(q_XRKV.astype(np.float64)), paths_RK[None, ..., None], -1
-    )[..., 0]
-    chance_XR = q_taken_XRK.prod(-1)
-    q_BKV = jnp.asarray(q_XRKV.reshape(X * R, K, V))
-  else:
-    chance_XR = (paths_RK[None] == script_XK[:, None]).all(-1).astype(float)
-    q_BKV = None
-  tokens_BK = jnp.asarray(np.tile(paths_RK, (X, 1)))
-  draft = types.Draft(tokens_BK, q_BKV, jnp.asarray(np.repeat(count_X, R)))
-  return Windows(draft, jnp.asarray(p_XRNV.reshape(X * R, N, V)), chance_XR)
+def sees(draft: types.Draft):
+  """What each number descends from, and itself: [B, N, N]."""
+  return tree.shape(parents(draft)).sees_BTN
+
+
+# --- outcomes -----------------------------------------------------------------
 
 
 def uniforms(accept_BK) -> types.Noise:
@@ -164,31 +66,31 @@ def uniforms(accept_BK) -> types.Noise:
   return types.Noise(accept_BK, no_draw, no_draw)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _verify(rule: types.Rule, accept_BK, draft: types.Draft, p_BNV):
+  verdict = rule.verify(uniforms(accept_BK), draft, p_BNV)
+  last_B = verdict.accepted_B - 1
+  if draft.parents_BK is not None:
+    last_B = tree.last_of(verdict.accepted_B, verdict.path_BK)
+  return verdict.accepted_B, last_B, verdict.weights_BV
+
+
 def run_rule(rule: types.Rule, batch: Windows, accept_BK):
-  """(accepted_B, weights_BV) of rule.verify with injected uniforms.
+  """(accepted_B, last accepted node, weights_BV) with injected uniforms.
 
   Raises:
     base.Broken: it accepts more than was proposed.
     NotEnumerable: it draws noise itself.
   """
-  verdict = _verify(rule.verify, accept_BK, batch.draft, batch.p_BNV)
-  accepted_B, weights_BV = map(np.asarray, verdict[:2])
-  count_B = np.asarray(batch.draft.count_B)
+  got = jax.device_get(_verify(rule, accept_BK, batch.draft, batch.p_BNV))
+  accepted_B, count_B = got[0], np.asarray(batch.draft.count_B)
   wrong_B = (accepted_B > count_B) | (accepted_B < 0)
   if wrong_B.any():
     b = int(wrong_B.argmax())
     raise base.Broken(
       f'{rule.name}: it accepts {accepted_B[b]} of {count_B[b]} proposed tokens'
     )
-  return accepted_B, weights_BV
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _verify(verify, accept_BK, draft, p_BNV):
-  return verify(uniforms(accept_BK), draft, p_BNV)
-
-
-# --- outcomes -----------------------------------------------------------------
+  return got
 
 
 def below_one(dtype: np.dtype) -> Any:
@@ -196,133 +98,128 @@ def below_one(dtype: np.dtype) -> Any:
   return np.nextafter(dtype.type(1), dtype.type(0))
 
 
-def flips_at(passes: Callable[[Any], Any], size: int, dtype: np.dtype):
-  """The least uniforms that fail a test which passes at 0: [size]; 1: none.
+@functools.partial(jax.jit, static_argnums=0)
+def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
+  """Where the accept test of each node flips, [B, K]: the least u that fails.
 
-  By bisection over the floats of [0, 1).
-
-  passes: uniforms [size] -> bool [size]; assumed to flip at most once.
+  0 where it never passes. Found by bisection over the floats of [0, 1), not
+  from a formula, with the tests of its ancestors passing and all others
+  failing. Assumes that a test flips at most once, at a value independent of the
+  other uniforms; `ends` checks this at random uniforms.
   """
+  (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
+  sees_BNN, rows_B = sees(draft), jnp.arange(B)
   integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
   float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
   one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
 
-  def halve(_, ends):
-    low_X, high_X = ends  # it passes at low; at high it fails, or high is 1
-    middle_X = low_X + (high_X - low_X) // 2
-    still_X = passes(float_of(middle_X))
-    low_X = jnp.where(still_X, middle_X, low_X)
-    return low_X, jnp.where(still_X, high_X, middle_X)
+  def of_node(i):
+    above_BK = sees_BNN[:, i + 1, 1:]
+    u_BK = jnp.where(above_BK, 0, below_one(dtype)).astype(dtype)
 
-  ends = jnp.zeros(size, integer), jnp.full(size, one, integer)
-  return float_of(jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)[1])
+    def halve(_, ends):
+      low_B, high_B = ends  # it passes at low; at high it fails, or high is 1
+      middle_B = low_B + (high_B - low_B) // 2
+      own_BK = u_BK.at[:, i].set(float_of(middle_B))
+      _, last_B, _ = _verify(rule, own_BK, draft, p_BNV)
+      passes_B = sees_BNN[rows_B, last_B + 1, i + 1]
+      low_B = jnp.where(passes_B, middle_B, low_B)
+      return low_B, jnp.where(passes_B, high_B, middle_B)
+
+    ends = jnp.zeros(B, integer), jnp.full(B, one, integer)
+    return float_of(jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)[1])
+
+  t_BK = jax.lax.map(of_node, jnp.arange(K)).T
+  return jnp.where(t_BK < jnp.finfo(dtype).tiny, 0, t_BK)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
-  """Where the accept test of each offset flips: [B, K], the least u that fails.
+class End(NamedTuple):
+  """One node where a window may end, or the root.
 
-  Found by bisection over the floats of [0, 1), not from a formula. Offset k is
-  tried with all other tests passing and with all failing; its threshold is 1
-  where it changes neither. Assumes that a test flips at most once, at a value
-  independent of the other uniforms; outcomes_of checks this at random uniforms.
+  chance_B: how often that draft is drawn and the window ends there.
+  accepted_B, path_BK: the nodes that are accepted then, K past their end.
+  next_BV: the distribution of the token after them.
   """
-  B, K = draft.tokens_BK.shape
-  dtype = p_BNV.dtype
-  # X = K * 2 * B rows: the batch for every offset and for both other outcomes.
-  tile = lambda x: jnp.tile(x, (2 * K,) + (1,) * (x.ndim - 1))
-  draft, p_XNV = jax.tree.map(tile, draft), tile(p_BNV)
-  own_XK = jnp.repeat(jnp.eye(K, dtype=bool), 2 * B, 0)
-  others_2 = jnp.array([0, below_one(dtype)], dtype)
-  others_X1 = jnp.tile(jnp.repeat(others_2, B), K)[:, None]
 
-  def outcome(u_X):
-    u_XK = jnp.where(own_XK, u_X[:, None], others_X1)
-    return rule.verify(uniforms(u_XK), draft, p_XNV)
-
-  def same(x, y):
-    # One program may round the same sum differently in two rows.
-    size_X1 = jnp.maximum(jnp.max(x.weights_BV, -1, keepdims=True), 1)
-    slack_X1 = 64 * jnp.finfo(dtype).eps * size_X1
-    close_XV = jnp.abs(x.weights_BV - y.weights_BV) <= slack_X1
-    close_XV |= jnp.isnan(x.weights_BV) & jnp.isnan(y.weights_BV)
-    return (x.accepted_B == y.accepted_B) & jnp.all(close_XV, -1)
-
-  size = 2 * K * B
-  at_zero = outcome(jnp.zeros(size, dtype))
-  t_X = flips_at(lambda u_X: same(outcome(u_X), at_zero), size, dtype)
-  t_K2B = t_X.reshape(K, 2, B)
-  return jnp.where(t_K2B[:, 0] < 1, t_K2B[:, 0], t_K2B[:, 1]).T
+  chance_B: np.ndarray
+  accepted_B: np.ndarray
+  path_BK: np.ndarray
+  next_BV: np.ndarray
 
 
-def outcomes_of(rule: types.Rule, batch: Windows) -> list[tuple]:
-  """Runs the rule once for every pattern of passing and failing tests.
+def ends(rule: types.Rule, batch: Windows) -> list[End]:
+  """Every End of windows under a rule: the root's, then each node's.
 
-  Returns (chance_B, accepted_B, weights_BV) of each: the probability of the
-  pattern, float64, and what the rule returns.
+  Rules may test parents first, or children: which tests decide that a window
+  ends at a node is found by flipping each.
 
   Raises:
-    NotEnumerable: random uniforms give another verdict than their pattern does.
-    base.Broken: see run_rule.
+    base.Broken: see run_rule; of trees also where a chain is NotEnumerable.
+    NotEnumerable: random uniforms give another verdict than their tests do.
   """
-  t_BK = np.asarray(thresholds(rule, batch.draft, batch.p_BNV))
-  K, dtype = t_BK.shape[1], t_BK.dtype
-  run = lambda u_BK: run_rule(rule, batch, np.minimum(u_BK, below_one(dtype)))
-  out = []
-  for passes_K in itertools.product((True, False), repeat=K):
-    chance_BK = np.where(passes_K, t_BK, 1 - t_BK.astype(np.float64))
-    verdict = run(np.where(passes_K, t_BK / 2, (1 + t_BK) / 2))
-    out.append((chance_BK.prod(1), *verdict))
-  rng, every_B = np.random.default_rng(0), np.arange(len(t_BK))
-  can_B = batch.chance_XR.reshape(-1) > 0  # the other paths are never drafted
-  _, accepted_PB, weights_PBV = map(np.stack, zip(*out, strict=True))
+  draft, p_BNV = batch.draft, batch.p_BNV
+  (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
+  t_BK = np.asarray(thresholds(rule, draft, p_BNV), np.float64)
+  sees_BNN, fails = np.asarray(sees(draft)), below_one(dtype)
+  run = functools.partial(run_rule, rule, batch)
+  number_K, every_B = np.arange(K), np.arange(B)
+  tests, weights, wrong_B, out = [], [], np.zeros(B, bool), []
+  for number in range(K + 1):
+    on_BK = sees_BNN[:, number, 1:]
+    u_BK = np.where(on_BK, 0, fails).astype(dtype)
+    _, last_B, weights_BV = run(u_BK)
+    flipped = [np.where(number_K == i, fails - u_BK, u_BK) for i in range(K)]
+    decides_BK = np.stack([run(x)[1] + 1 != number for x in flipped], 1)
+    sides_BK = np.where(on_BK, t_BK, 1 - t_BK)
+    chance_B = batch.chance_B * np.where(decides_BK, sides_BK, 1).prod(1)
+    wrong_B |= (chance_B > 0) & (last_B + 1 != number)
+    path_BK = np.sort(np.where(on_BK, number_K, K), 1)
+    next_BV = next_distribution(p_BNV[:, number], weights_BV)
+    out.append(End(chance_B, on_BK.sum(1), path_BK, next_BV))
+    tests.append((on_BK, decides_BK))
+    weights.append(weights_BV)
+  rng = np.random.default_rng(0)
   for _ in range(3):
     u_BK = rng.random(t_BK.shape).astype(dtype)
-    accepted_B, weights_BV = run(u_BK)
-    at = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1]), every_B
-    same_BV = np.isclose(weights_BV, weights_PBV[at], 0, 0, equal_nan=True)
-    same_B = same_BV.all(-1) & (accepted_B == accepted_PB[at])
-    if not same_B[can_B].all():
-      raise NotEnumerable('its verdict is no step function of its uniforms')
+    _, last_B, weights_BV = run(u_BK)
+    met_NB = [
+      (((u_BK < t_BK) == on) | ~decides).all(1) for on, decides in tests
+    ]
+    at = last_B + 1, every_B
+    same_BV = np.isclose(
+      weights_BV, np.stack(weights)[at], 0, 0, equal_nan=True
+    )
+    right_B = np.stack(met_NB)[at] & (np.sum(met_NB, 0) == 1) & same_BV.all(1)
+    wrong_B |= ~right_B & (batch.chance_B > 0)
+  if wrong_B.any():
+    # What a rule of chains does is for the counted promises to say then.
+    kind = NotEnumerable if draft.parents_BK is None else base.Broken
+    raise kind('its verdict is no step function of its uniforms')
   return out
-
-
-def not_enumerable(rule: types.Rule) -> str:
-  """Why the rule's outcomes cannot be enumerated; '' if they can."""
-  rng = np.random.default_rng(0)
-  p_XNVV, q_XKVV = (rng.dirichlet(np.ones(3), (8, n, 3)) for n in (3, 2))
-  try:
-    outcomes_of(rule, windows(p_XNVV, q_XKVV, np.full(8, 2, np.int32)))
-  except NotEnumerable as why:
-    return str(why)
-  return ''
 
 
 # --- distributions ------------------------------------------------------------
 
 
-def window_distribution(rule, batch: Windows, target) -> np.ndarray:
-  """Exact distribution of N tokens: one window of the rule, then the target.
+def distribution(found: Sequence[End], batch: Windows, target) -> np.ndarray:
+  """Exact distribution of N tokens: one window, then the target.
 
+  found: the `ends` of the batch.
   target: the target's joint distribution of N tokens, [X, V, ..., V]; the shape
-  of what is returned, too. Raises as outcomes_of does.
+    of what is returned, too.
   """
-  X, R = batch.chance_XR.shape
-  N, V = batch.p_BNV.shape[1:]
-  mass = np.zeros((N, X, V ** (N - 1), V))  # accepted drafts, path, next token
+  (X, V), N = target.shape[:2], target.ndim - 1
   # A drafter need not propose the tokens that were drawn, or propose all.
-  tokens_KB = np.clip(np.asarray(batch.draft.tokens_BK), 0, V - 1).T
-  path_B = np.ravel_multi_index(tuple(tokens_KB), (V,) * (N - 1))
-  problem_B = np.repeat(np.arange(X), R)
-  for chance_B, accepted_B, weights_BV in outcomes_of(rule, batch):
-    chance_B1 = (chance_B * batch.chance_XR.reshape(-1))[:, None]
-    next_BV = next_distribution(batch.p_BNV, accepted_B, weights_BV)
-    np.add.at(mass, (accepted_B, problem_B, path_B), chance_B1 * next_BV)
-  out = np.zeros((X,) + (V,) * N)
-  for a in range(N):
-    part = mass[a].reshape((X,) + (V,) * N).sum(tuple(range(1 + a, N)))
-    out += continued(part, target)
-  return out
+  tokens_BK = np.clip(np.asarray(batch.draft.tokens_BK), 0, V - 1)
+  problem_B = np.repeat(np.arange(X), len(tokens_BK) // X)
+  mass = [np.zeros((X,) + (V,) * (a + 1)) for a in range(N)]
+  for chance_B, accepted_B, path_BK, next_BV in found:
+    for a in np.unique(accepted_B):
+      rows = np.flatnonzero(accepted_B == a)
+      path = np.take_along_axis(tokens_BK[rows], path_BK[rows, :a], 1)
+      share = chance_B[rows, None] * next_BV[rows]
+      np.add.at(mass[a], (problem_B[rows], *path.T), share)
+  return np.sum([continued(x, target) for x in mass], 0)
 
 
 def continued(part, target) -> np.ndarray:
@@ -337,20 +234,11 @@ def continued(part, target) -> np.ndarray:
   return part.reshape(part.shape + (1,) * (n - m)) * rest
 
 
-def next_distribution(p_BNV, accepted_B, weights_BV) -> np.ndarray:
-  """Distribution of the token after the accepted ones, as in decode: [B, V]."""
+def next_distribution(p_BV, weights_BV) -> np.ndarray:
+  """Distribution of the token after the accepted ones, as in decode: [B, V].
+
+  p_BV: the target's there.
+  """
   weights_BV = weights_BV.astype(np.float64)
-  p_BV = np.asarray(p_BNV)[np.arange(len(accepted_B)), accepted_B]
   empty_B1 = ~(weights_BV.sum(-1, keepdims=True) > 0)
-  return normal(np.where(empty_B1, p_BV, weights_BV).astype(np.float64))
-
-
-def target_distribution(p_XNVV) -> np.ndarray:
-  """The target's joint distribution, which window_distribution must equal."""
-  p_XNVV = normal(p_XNVV.astype(np.float64))
-  out = p_XNVV[:, 0, 0]
-  X, N, V, _ = p_XNVV.shape
-  for k in range(1, N):
-    one = (1,) * (out.ndim - 2)
-    out = out[..., None] * p_XNVV[:, k].reshape((X, *one, V, V))
-  return out
+  return normal(np.where(empty_B1, p_BV, weights_BV))

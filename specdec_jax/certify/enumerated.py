@@ -1,6 +1,7 @@
 """Promises about distributions, checked by enumeration: no sampling error."""
 
 import collections
+import functools
 import itertools
 from typing import Any
 
@@ -11,16 +12,21 @@ from specdec_jax import types
 from specdec_jax.certify import (
   base,
   enumerate_window,
+  problems,
   steps,
   table_model,
-  trees,
 )
 from specdec_jax.costs import scripted
-from specdec_jax.verify import tree
 
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
+# Levels of trees, by kind of siblings; the quick tier has a rule's first ones.
+TREES = {
+  'distinct': ('3', '2,1', '2,2', '3,1', '3,3'),
+  'deterministic': ('2,2', '3'),
+  'independent': ('3', '1,2', '2,1', '2,2', '3,1'),
+}
 SCRIPTED = 'scripted'
 FULL = 10_000  # pairs, from which all trees are enumerated
 ROWS = 8192  # of the batches of production steps
@@ -35,34 +41,34 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   worst, done, skipped = collections.defaultdict(float), [], []
   for rule in subject.rules:
     try:
-      shapes = SHAPES * (rule in subject.apart())
-      for x64, shape in itertools.product(base.BOUNDS, shapes):
+      for x64, words, error in _runs(subject, rule, amount):
         with jax.enable_x64(x64):
-          off = window_error(rule, subject.seed, amount, *shape)
-        worst[x64] = max(worst[x64], off)
-      done += [f'{rule.name} {amount:,}'] * bool(shapes)
-      for x64, case, each in _on_trees(rule, amount, rule is subject.rules[0]):
-        with jax.enable_x64(x64):
-          off = trees.error(rule, subject.seed, *case, each)
-        worst[x64] = max(worst[x64], off)
-        many = each * len(enumerate_window.FAMILIES)
-        done.append(f'{rule.name} on trees {" ".join(case)} {many:,}')
+          worst[x64] = max(worst[x64], error())
+        done.append(words)
     except enumerate_window.NotEnumerable as why:
       skipped.append(f'{rule.name}: {why}')
   return _figure(worst, 'pairs (p, q): ', done, skipped)
 
 
-def _on_trees(rule: types.Rule, amount: int, first: bool):
-  """(float64 or not, case, problems of a family) of what trees.error does.
+def _runs(subject: base.Subject, rule: types.Rule, amount: int):
+  """(float64 or not, what in words, its error) of what is enumerated.
 
-  The quick tier has two cases of the first rule, and two of each other, with
+  The quick tier has two trees of the first rule, and two of each other, with
   fewer problems and in one dtype each.
   """
-  cases, full = trees.cases(rule), amount >= FULL
-  if full or first:
-    every = itertools.product(base.BOUNDS, cases if full else cases[:2])
-    return [(*x, 1 + amount // 250) for x in every]
-  return [(i == 0, x, 1 + amount // 1000) for i, x in enumerate(cases[1:3])]
+  if rule in subject.apart():
+    for x64, shape in itertools.product(base.BOUNDS, SHAPES):
+      run = functools.partial(window_error, rule, subject.seed, amount, *shape)
+      yield x64, f'{rule.name} {amount:,}', run
+  cases, full, each = cases_of(rule), amount >= FULL, 1 + amount // 250
+  chosen = itertools.product(base.BOUNDS, cases if full else cases[:2])
+  if not full and rule is not subject.rules[0]:
+    chosen = zip((True, False), cases[1:3], strict=False)
+    each = 1 + amount // 1000
+  for x64, case in chosen:
+    words = f'{" ".join(case)} {each * len(problems.FAMILIES):,}'
+    run = functools.partial(tree_error, rule, subject.seed, *case, each)
+    yield x64, f'{rule.name} on trees {words}', run
 
 
 def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
@@ -79,49 +85,71 @@ def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
   )
 
 
+def cases_of(rule: types.Rule) -> list[tuple[str, str]]:
+  """(levels, kind) of the trees that a rule takes, its kinds in turns."""
+  kinds = ['independent']
+  if rule.siblings == 'distinct':
+    kinds = ['distinct', 'deterministic']
+  turns = itertools.zip_longest(*(TREES[kind] for kind in kinds))
+  every = (x for turn in turns for x in zip(turn, kinds, strict=True))
+  return [(levels, kind) for levels, kind in every if levels and rule.trees]
+
+
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """The largest error over all families, for three kinds of drafts.
 
-  share: of the amount of problems of all shapes, for this one.
+  share: of the amount of problems of all shapes, for this one. Raises as _error
+  does.
+  """
+  each = max(1, round(amount * share / len(problems.FAMILIES)))
+  p, q = problems.of_all_families(seed, each=each, gamma=gamma, vocab=vocab)
+  rng = np.random.default_rng([seed, gamma, vocab])
+  ragged_X = rng.integers(0, gamma + 1, len(p))
+  kinds = {
+    'sampled drafts': ('distinct', None),
+    'sampled drafts, fewer proposed': ('distinct', ragged_X),
+    'certain drafts (q None)': ('deterministic', ragged_X),
+  }
+  return max(
+    _error(rule, what, p, q, problems.windows(p, q, kind, count_X=count_X))
+    for what, (kind, count_X) in kinds.items()
+  )
+
+
+def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
+  """The same for `each` tree of every family."""
+  gamma = len(levels.split(','))
+  p, q = problems.of_all_families(seed, each=each, gamma=gamma, vocab=3)
+  batch = problems.windows(p, q, kind, problems.parents_of(levels))
+  return _error(rule, f'a tree of {levels} {kind} siblings', p, q, batch)
+
+
+def _error(rule: types.Rule, what: str, p, q, batch) -> float:
+  """The largest error of the distribution of a window.
 
   Raises:
     base.Broken: an error above the bound; reports the simplest family.
   """
-  families = list(enumerate_window.FAMILIES)
-  each = max(1, round(amount * share / len(families)))
-  p, q = enumerate_window.of_all_families(
-    seed, each=each, gamma=gamma, vocab=vocab
-  )
-  rng = np.random.default_rng([seed, gamma, vocab])
-  ragged = rng.integers(0, gamma + 1, len(p)).astype(np.int32)
-  script = rng.integers(0, vocab, (len(p), gamma))
-  kinds = {
-    'sampled drafts': (q, np.full_like(ragged, gamma), None),
-    'sampled drafts, fewer proposed': (q, ragged, None),
-    'certain drafts (q None)': (None, ragged, script),
-  }
-  bound, worst = base.bound(), 0.0
-  wanted = enumerate_window.target_distribution(p)
-  for kind, (q_XKVV, count_X, script_XK) in kinds.items():
-    batch = enumerate_window.windows(p, q_XKVV, count_X, script_XK)
-    _check_support(rule, batch, kind)
-    got = enumerate_window.window_distribution(rule, batch, wanted)
-    off_X = np.abs(got - wanted).reshape(len(p), -1).max(1)
-    off_X = np.where(np.isnan(off_X), np.inf, off_X)
-    if off_X.max() > bound:
-      worst_F = off_X.reshape(-1, each).max(1)
-      first = int((worst_F > bound).argmax())
-      x = first * each + int(off_X[first * each :][:each].argmax())
-      raise base.Broken(
-        f'{rule.name}, {kind}: wrong in {(worst_F > bound).sum()} of '
-        f'{len(families)} families of (p, q); the plainest, '
-        f'{families[first]!r}: gamma {gamma}, V {vocab}; p of the first token '
-        f'{base.show(p[x, 0, 0])}, q {base.show(q[x, 0, 0])}; '
-        f'{_shortest(got[x], wanted[x])}; off by {off_X[x]:.1e}, allowed '
-        f'{bound:.0e}'
-      )
-    worst = max(worst, float(off_X.max()))
-  return worst
+  _check_support(rule, batch, what)
+  wanted = problems.target_distribution(p)
+  found = enumerate_window.ends(rule, batch)
+  got = enumerate_window.distribution(found, batch, wanted)
+  families, bound = [*problems.FAMILIES], base.bound()
+  off_FX = np.abs(got - wanted).reshape(len(families), -1, got[0].size).max(2)
+  off_FX = np.where(np.isnan(off_FX), np.inf, off_FX)
+  if off_FX.max() > bound:
+    wrong_F = off_FX.max(1) > bound
+    first = int(wrong_F.argmax())
+    x = first * off_FX.shape[1] + int(off_FX[first].argmax())
+    raise base.Broken(
+      f'{rule.name}, {what}: wrong in {wrong_F.sum()} of {len(families)} '
+      f'families of (p, q); the plainest, {families[first]!r}: gamma '
+      f'{q.shape[1]}, V {q.shape[2]}; p of the first token '
+      f'{base.show(p[x, 0, 0])}, q {base.show(q[x, 0, 0])}; '
+      f'{_shortest(got[x], wanted[x])}; off by {off_FX[first].max():.1e}, '
+      f'allowed {bound:.0e}'
+    )
+  return float(off_FX.max())
 
 
 def _shortest(got, wanted) -> str:
@@ -138,24 +166,24 @@ def _shortest(got, wanted) -> str:
   return f'tokens {tokens} come {one[at]:.6g} instead of {two[at]:.6g}'
 
 
-def _check_support(rule, batch: enumerate_window.Windows, kind: str) -> None:
+def _check_support(rule, batch: enumerate_window.Windows, what: str) -> None:
   """Tokens of p = 0 must not be accepted at u = 0 either.
 
   An enumeration cannot see this: u = 0 has probability 0 there.
   """
-  tokens_BK = np.asarray(batch.draft.tokens_BK)
-  K = tokens_BK.shape[1]
-  zeros = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
-  accepted_B, _ = enumerate_window.run_rule(rule, batch, zeros)
-  p_BK = np.take_along_axis(
-    np.asarray(batch.p_BNV)[:, :K], tokens_BK[..., None], -1
-  )[..., 0]
-  wrong_B = ((np.arange(K) < accepted_B[:, None]) & (p_BK == 0)).any(1)
-  wrong_B &= batch.chance_XR.reshape(-1) > 0  # the others are never drafted
+  draft, tokens_BK = batch.draft, np.asarray(batch.draft.tokens_BK)
+  zeros_BK = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
+  accepted_B, last_B, _ = enumerate_window.run_rule(rule, batch, zeros_BK)
+  every_B = np.arange(len(tokens_BK))
+  on_BK = np.asarray(enumerate_window.sees(draft))[every_B, last_B + 1, 1:]
+  above_BK = np.asarray(enumerate_window.parents(draft)) + 1
+  p_BK = batch.p_BNV[every_B[:, None], above_BK, tokens_BK]
+  wrong_B = (on_BK & (p_BK == 0)).any(1)
+  wrong_B &= batch.chance_B > 0  # the others are never drafted
   if wrong_B.any():
     b = int(wrong_B.argmax())
     raise base.Broken(
-      f'{rule.name}, {kind}: at u = 0 it accepts {accepted_B[b]} of the drafts '
+      f'{rule.name}, {what}: at u = 0 it accepts {accepted_B[b]} of the drafts '
       f'{tokens_BK[b].tolist()}, whose p are {p_BK[b].tolist()}'
     )
 
@@ -193,7 +221,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.apart()]
   subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
-  why = {rule: enumerate_window.not_enumerable(rule) for rule in subject.rules}
+  why = {rule: _not_enumerable(rule) for rule in subject.rules}
   for rule, name, x64, gamma, vocab, long in _cells(pairs, amount):
     if why[rule]:
       skipped.append(f'{rule.name}: {why[rule]}')
@@ -219,6 +247,16 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   return _figure(worst, of, done, skipped)
 
 
+def _not_enumerable(rule: types.Rule) -> str:
+  """Why the rule's outcomes on chains cannot be enumerated; '' if they can."""
+  p, q = problems.of_all_families(0, each=1, gamma=2, vocab=3)
+  try:
+    enumerate_window.ends(rule, problems.windows(p, q, 'distinct'))
+  except enumerate_window.NotEnumerable as why:
+    return str(why)
+  return ''
+
+
 def script(world: base.World, gamma: int):
   """A base.Recipe of 0 to gamma fixed tokens, drafted with certainty."""
   tokens_1L = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
@@ -232,7 +270,7 @@ def windows_error(world, pair: base.Pair, settings) -> float:
   Raises:
     base.Broken: an error above the bound; reports the shortest wrong text.
   """
-  tokens_RL, lengths_R, chance_R = walk(world, pair, settings, windows=3)
+  tokens_RL, lengths_R, chance_R = walk(world, pair, settings)
   total = float(chance_R.sum())
   if not abs(total - 1) <= base.bound():
     raise base.Broken(
@@ -255,46 +293,39 @@ def windows_error(world, pair: base.Pair, settings) -> float:
 def long_window_error(world, pair: base.Pair, settings) -> float:
   """The largest error of one window's joint distribution, after LONG_ROWS.
 
+  The rows come to it by three windows of production.
+
   Raises:
-    base.Broken: an error above the bound, after the shortest such row.
+    base.Broken: an error above the bound, after the shortest such row; a
+      reported q that was not drawn from.
   """
-  rng = np.random.default_rng(world.vocab)
+  (rule, drafter, _), rng = pair, np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
-  texts, window, chance_XR = drafted(world, pair, settings, prompts)
-  n = 1 + (len(pair.drafter.tree) or pair.drafter.gamma)
-  wanted = [
-    base.joint(world, prompt, n, text, **settings)
-    for prompt, text in zip(prompts, texts, strict=True)
-  ]
-  if pair.drafter.tree:
-    got = _of_trees(pair.rule, window, chance_XR, wanted)
-  else:
-    batch = enumerate_window.Windows(window.draft, window.p_BNV, chance_XR)
-    got = enumerate_window.window_distribution(
-      pair.rule, batch, np.stack(wanted)
-    )
+  K, X, levels = drafter.gamma, len(prompts), drafter.tree
+  every = children(world.vocab, levels or (1,) * K, rule.siblings)
+  R, new = len(every), 4 * (K + 1)
+  length = max(LONG_ROWS) + new + K + 2
+  request = base.make_request(
+    world, prompts, new, length=length, gamma=K, **settings
+  )
+  # Rows that are alike, number included, draw alike: R copies of each.
+  request = base.take(request, np.repeat(np.arange(X), R))
+  state, info, step = steps.begin(world, pair, request)
+  choice = steps.Choice(np.tile(every, (X, 1, 1)))
+  drawn = steps.Choice(np.full_like(choice.children_BNX, -1))
+  for _ in range(3):
+    state, info, _ = step(state, info, drawn)
+  _, _, window = step(state, info, choice)
+  chance_B = steps.chance_of_drafts(window, choice, rule.siblings)
+  batch = enumerate_window.Windows(window.draft, window.p_BNV, chance_B)
+  found = enumerate_window.ends(rule, batch)
+  rows = zip(state.tokens_BL[::R], state.lengths_B[::R], strict=True)
+  texts = [tokens_L[:end].tolist() for tokens_L, end in rows]
+  joint = functools.partial(base.joint, world, n=1 + (len(levels) or K))
+  pairs = zip(prompts, texts, strict=True)
+  wanted = np.stack([joint(x, text=text, **settings) for x, text in pairs])
+  got = enumerate_window.distribution(found, batch, wanted)
   return _largest_error(texts, got, wanted)
-
-
-def _of_trees(rule: types.Rule, window: steps.Window, chance_XR, wanted):
-  """The distribution after each text; trees of one shape are one batch."""
-  own_BK, out = np.asarray(tree.proposed(window.draft)), []
-  draft = window.draft._replace(proposed_BK=own_BK)
-  parents_BK: Any = draft.parents_BK
-  R = chance_XR.shape[1]
-  for x, chance_R in enumerate(chance_XR):
-    rows, one = slice(x * R, (x + 1) * R), wanted[x][None]
-    parents_RK, total = parents_BK[rows], np.zeros_like(one)
-    for parents_K in np.unique(parents_RK[chance_R > 0], axis=0):
-      alike_R = (parents_RK == parents_K).all(1)
-      # As many as in other batches, which compile once: the others never come.
-      index_R = np.resize(np.flatnonzero(alike_R), R)
-      share_R = chance_R[index_R] * (np.arange(R) < alike_R.sum())
-      alike, p_RNV = base.take((draft, window.p_BNV), x * R + index_R)
-      batch = trees.Windows(alike, p_RNV, share_R)
-      total += trees.distribution(trees.ends(rule, batch), batch, one)
-    out.append(total[0])
-  return out
 
 
 def _largest_error(texts, got, wanted) -> float:
@@ -311,8 +342,8 @@ def _largest_error(texts, got, wanted) -> float:
   return worst
 
 
-def walk(world: base.World, pair: base.Pair, settings, windows: int):
-  """All texts of some consecutive windows after PROMPT.
+def walk(world: base.World, pair: base.Pair, settings):
+  """All texts of three consecutive windows after PROMPT.
 
   settings: of sampling, fields of requests.Wanted.
 
@@ -325,7 +356,7 @@ def walk(world: base.World, pair: base.Pair, settings, windows: int):
   each = choices(world.vocab, pair.drafter.gamma)
   count = len(each.next_B)
   rows, chance_R = base.take(state, [0]), np.ones(1)
-  for _ in range(windows):
+  for _ in range(3):
     parts, chances = [], []
     for start in range(0, len(chance_R) * count, ROWS):
       index = np.arange(start, start + ROWS)
@@ -334,7 +365,8 @@ def walk(world: base.World, pair: base.Pair, settings, windows: int):
       before = base.take(rows, index // count)
       choice = base.take(each, index % count)
       new, _, window = step(before, info, choice)
-      chance_B = steps.chance(window, choice) * chance_R[index // count] * live
+      chance_B = steps.chance(window, choice, pair.rule.siblings)
+      chance_B *= chance_R[index // count] * live
       parts.append(base.take(new, np.flatnonzero(chance_B != 0)))
       chances.append(chance_B[chance_B != 0])
     rows = jax.tree.map(lambda *x: np.concatenate(x), *parts)
@@ -346,55 +378,15 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
   """Every Choice of one window, as a batch."""
   sizes = (vocab,) * gamma + (2,) * gamma + (vocab,)
   every = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
-  return steps.Choice(every[:, :gamma], every[:, gamma:-1] == 0, every[:, -1])
+  drafts_RNX = every[:, :gamma, None]
+  return steps.Choice(drafts_RNX, every[:, gamma:-1] == 0, every[:, -1])
 
 
 def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
-  """All that a tree's numbers may have for children: [R, N, X]."""
+  """All children that a tree's (a chain's) numbers may have: [R, N, X]."""
   most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
   draws = itertools.permutations(range(vocab), most)
   if siblings == 'independent':
     draws = itertools.product(range(vocab), repeat=most)
   every = itertools.product([*draws], repeat=inner)
   return np.array([*every], np.int32)
-
-
-def drafted(world: base.World, pair: base.Pair, settings, prompts):
-  """Every draft of one window, after rows of several lengths.
-
-  The X rows come to it from their prompts by three windows of production.
-
-  Returns the tokens of each row before the window, the steps.Window of R drafts
-  of each, and the chance of each, [X, R].
-
-  Raises:
-    base.Broken: a reported q that was not drawn from.
-  """
-  K, X, siblings = pair.drafter.gamma, len(prompts), pair.rule.siblings
-  if levels := pair.drafter.tree:
-    every = children(world.vocab, levels, siblings)
-  else:
-    every = enumerate_window.paths(world.vocab, K)
-  R, new = len(every), 4 * (K + 1)
-  length = max(map(len, prompts)) + new + K + 2
-  request = base.make_request(
-    world, prompts, new, length=length, gamma=K, **settings
-  )
-  # Rows that are alike, number included, draw alike: R copies of each.
-  request = base.take(request, np.repeat(np.arange(X), R))
-  state, info, step = steps.begin(world, pair, request)
-  every = np.tile(every, (X,) + (1,) * (every.ndim - 1))
-  choice = steps.Choice(every)
-  if levels:
-    choice = steps.Choice(None, children_BNX=every)
-  drawn = jax.tree.map(lambda x: np.full_like(x, -1), choice)
-  for _ in range(3):
-    state, info, _ = step(state, info, drawn)
-  _, _, window = step(state, info, choice)
-  if levels:
-    chance_B = trees.chance_of_children(window, choice, siblings)
-  else:
-    chance_B = steps.chance_of_drafts(window, choice)
-  rows = zip(state.tokens_BL[::R], state.lengths_B[::R], strict=True)
-  texts = [tokens_L[:end].tolist() for tokens_L, end in rows]
-  return texts, window, chance_B.reshape(X, R)

@@ -13,27 +13,22 @@ from jax.experimental import io_callback
 
 from specdec_jax import decode, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.certify import base, enumerate_window, table_model, trees
+from specdec_jax.certify import base, enumerate_window, table_model
+from specdec_jax.verify import tree
 
 
 class Choice(NamedTuple):
   """One outcome of every draw of a window, for every row.
 
-  draft_BK: token that noise.draft returns at each offset; -1 draws it, with
-    production's own noise.
-  passes_BK: whether each accept test passes.
-  next_B: token that noise.next returns.
-  children_BNX: of a tree, the children of each number that has some; -1 draws
-    them. draft_BK is None then.
-
-  With passes_BK and next_B None, the accept tests and the next token are
-  production's own.
+  children_BNX: tokens that noise.draft (X = 1) and noise.children return for
+    the children of each number; -1 draws them with production's own noise.
+  passes_BK: whether each accept test passes; None: production's own.
+  next_B: token that noise.next returns; None: production's own.
   """
 
-  draft_BK: Any
+  children_BNX: Any
   passes_BK: Any = None
   next_B: Any = None
-  children_BNX: Any = None
 
 
 class Window(NamedTuple):
@@ -42,8 +37,8 @@ class Window(NamedTuple):
   draft, p_BNV: as the rule got them.
   t_BK: where each accept test flips; None where passes_BK is not chosen.
   weights_BV: the next token is drawn from them.
-  draws: by offset, the q_BV that a draft was drawn from, and the tokens_B; of
-    a tree, by node (-1 the root), the q_BV of its children, and the tokens_BX.
+  draws: by node (-1 the root), the q_BV that its children were drawn from, and
+    the tokens_BX.
   reported: how many q that drafts report were compared with those.
   """
 
@@ -58,9 +53,9 @@ class Window(NamedTuple):
 class Chosen:
   """Noise and rule of a step, with the outcomes of a choice.
 
-  draft, children, next and verify stand for those of the noise and the rule
-  while the step is traced; they keep the arrays they see in `window`, but for
-  those of draft and children, which join `drawn` when the step runs.
+  Its methods stand for those of the noise and the rule while the step is
+  traced. What they see is kept in `window`, but for what drafts are drawn from,
+  which joins `drawn` when the step runs.
   """
 
   def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
@@ -73,30 +68,29 @@ class Chosen:
 
   def children(self, parents_BM, depth, q_BMV, count):
     tokens_BMX, ok_BMX = self.right.children(parents_BM, depth, q_BMV, count)
-    if (chosen_BNX := self.choice.children_BNX) is not None:
-      number_BM1 = parents_BM[..., None] + 1
-      chosen_BMX = jnp.take_along_axis(chosen_BNX, number_BM1, 1)
-      chosen_BMX = chosen_BMX[..., :count]
-      tokens_BMX = jnp.where(chosen_BMX < 0, tokens_BMX, chosen_BMX)
+    number_BM1 = parents_BM[..., None] + 1
+    chosen_BNX = self.choice.children_BNX
+    chosen_BMX = jnp.take_along_axis(chosen_BNX, number_BM1, 1)[..., :count]
+    tokens_BMX = jnp.where(chosen_BMX < 0, tokens_BMX, chosen_BMX)
     for m in range(parents_BM.shape[1]):
       self._keep(parents_BM[0, m], q_BMV[:, m], tokens_BMX[:, m])
     return tokens_BMX, ok_BMX
 
   def draft(self, offset, q_BV):
-    chosen_B = jnp.take(self.choice.draft_BK, offset, axis=1)
+    chosen_B = jnp.take(self.choice.children_BNX, offset, axis=1)[:, 0]
     tokens_B = jnp.where(chosen_B < 0, self.right.draft(offset, q_BV), chosen_B)
-    self._keep(offset, q_BV, tokens_B)
+    self._keep(offset - 1, q_BV, tokens_B[:, None])
     return tokens_B
 
-  def _keep(self, offset, q_BV, tokens):
-    def record(offset, bits, tokens):
+  def _keep(self, parent, q_BV, tokens_BX):
+    def record(parent, bits, tokens_BX):
       own_BV = np.asarray(bits).view(q_BV.dtype).reshape(q_BV.shape)
-      self.drawn.append((int(offset), own_BV, np.asarray(tokens)))
+      self.drawn.append((int(parent), own_BV, np.asarray(tokens_BX)))
 
     # Called from inside the drafter's loops, so q_BV cannot be returned. As
     # bits: a callback's thread would turn float64 into float32.
     bits = jax.lax.bitcast_convert_type(q_BV, jnp.uint32)
-    io_callback(record, None, offset, bits, tokens)
+    io_callback(record, None, parent, bits, tokens_BX)
 
   def verify(self, noise, draft, p_BNV) -> types.Verdict:
     self.window = Window(draft, p_BNV)
@@ -139,7 +133,7 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
   the host; with choice None all outcomes are production's own.
 
   Raises:
-    base.Broken: an offset is drawn twice, or a live row reports another q than
+    base.Broken: children are drawn twice, or a live row reports another q than
       a draft was drawn from.
   """
   drawn: list[tuple] = []
@@ -162,11 +156,11 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
 
   def step(weights, request, state, info, choice: Choice | None = None):
     drawn.clear()
-    size = len(state.lengths_B), drafter.gamma
+    size = len(state.lengths_B), drafter.gamma, drafter.gamma
     choice = choice or Choice(np.full(size, -1, np.int32))
     *out, window = jax.device_get(run(weights, request, state, info, choice))
     jax.effects_barrier()
-    draws = {offset: found for offset, *found in drawn}
+    draws = {parent: found for parent, *found in drawn}
     if len(draws) < len(drawn):
       raise base.Broken(
         f'{drafter.name} draws twice with the noise of one offset'
@@ -194,23 +188,33 @@ def begin(world: base.World, pair: base.Pair, request: decode.Request):
 # --- what was drawn and what is reported --------------------------------------
 
 
-def chance_of_drafts(window: Window, choice: Choice) -> np.ndarray:
-  """Probability of the chosen drafts under what each was drawn from: [B]."""
-  B, K = choice.draft_BK.shape
-  chance_BK = np.zeros((B, K))
-  for k in range(K):
-    # Nothing was drawn: only the first outcome counts.
-    chance_BK[:, k] = choice.draft_BK[:, k] == 0
-    if k in window.draws:
-      q_BV = _normal(window.draws[k][0])
-      chance_BK[:, k] = _at(q_BV, choice.draft_BK[:, k])
-  return chance_BK.prod(1)
+def chance_of_drafts(window: Window, choice: Choice, siblings: str):
+  """Probability of the chosen children under what each was drawn from: [B].
+
+  Where nothing was drawn, or no mass is left, the first token comes for sure.
+  """
+  B, N, _ = choice.children_BNX.shape
+  V, chance_B = window.p_BNV.shape[-1], np.ones(B)
+  none = np.zeros((B, V)), np.zeros((B, 0))
+  for number in range(N):
+    q_BV, drawn_BX = window.draws.get(number - 1, none)
+    left_BV, free_BV = q_BV.astype(np.float64), np.ones((B, V))
+    for x, token_B in enumerate(choice.children_BNX[:, number].T):
+      left_BV *= x < drawn_BX.shape[1]
+      none_B1 = left_BV.sum(1, keepdims=True) <= 0  # NaN is no 0
+      first_BV = np.eye(V)[free_BV.argmax(1)]
+      share_BV = enumerate_window.normal(np.where(none_B1, first_BV, left_BV))
+      chance_B *= _at(share_BV, token_B)
+      if siblings == 'distinct':
+        for each_BV in (left_BV, free_BV):
+          np.put_along_axis(each_BV, token_B[:, None], 0, 1)
+  return chance_B
 
 
-def chance(window: Window, choice: Choice) -> np.ndarray:
+def chance(window: Window, choice: Choice, siblings: str) -> np.ndarray:
   """Probability of a whole choice: [B]."""
   sides_BK = np.where(choice.passes_BK, window.t_BK, 1 - window.t_BK)
-  chance_B = chance_of_drafts(window, choice)
+  chance_B = chance_of_drafts(window, choice, siblings)
   chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
   return chance_B * _at(_normal(window.weights_BV), choice.next_B)
 
@@ -218,43 +222,61 @@ def chance(window: Window, choice: Choice) -> np.ndarray:
 def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   """Every row that proposes a drawn token must report what it was drawn from.
 
-  name: of the drafter. state: before the window. siblings: as the rule's.
-  Returns how many reported distributions were compared.
+  That is q without its elder siblings or, of independent siblings, q.
 
-  Raises:
-    base.Broken: the first draft with another q.
+  name: of the drafter. state: before the window. siblings: as the rule's.
+  Returns how many were compared; raises base.Broken for the first that differs.
   """
-  compared, draft, can_B = 0, window.draft, state.live_B
-  if draft.parents_BK is not None:
-    return trees.check_reported(name, state, window, siblings)
-  for k, (drawn_BV, drawn_B) in sorted(window.draws.items()):
-    q_BV, tokens_B = _normal(drawn_BV), draft.tokens_BK[:, k]
-    can_B = can_B & ~(_at(q_BV, drawn_B) <= 0)  # NaN is compared
-    if draft.q_BKV is None:
-      continue
-    reported_BV = draft.q_BKV[:, k].astype(np.float64)
+  draft = window.draft
+  if draft.q_BKV is None:
+    return 0
+  tokens_BK, (B, K) = draft.tokens_BK, draft.tokens_BK.shape
+  parents_BK = np.asarray(enumerate_window.parents(draft))
+  sees_BNN = np.asarray(enumerate_window.sees(draft))
+  proposed_BK = np.asarray(tree.proposed(draft))
+  q_BNV, drawn_BNX = np.ones(draft.q_BKV.shape), np.full((B, K, K), -1)
+  for number in range(K):
+    if number - 1 in window.draws:
+      q_BNV[:, number], drawn_BX = window.draws[number - 1]
+      drawn_BNX[:, number, : drawn_BX.shape[1]] = drawn_BX[:, :K]
+  compared, rows_B = 0, np.arange(B)
+  can_BN = np.repeat(state.live_B[:, None], K + 1, 1)
+  for i in range(K):
+    parent_B, token_B = parents_BK[:, i], tokens_BK[:, i]
+    elders_BX = parents_BK[:, :i] == parent_B[:, None]
+    drawn_B = drawn_BNX[rows_B, parent_B + 1, elders_BX.sum(1)]
+    q_BV = q_BNV[rows_B, parent_B + 1]
+    if siblings == 'distinct':
+      b, elder = np.nonzero(elders_BX)
+      q_BV[b, tokens_BK[b, elder]] = 0
+    q_BV = _normal(q_BV)
+    reported_BV = draft.q_BKV[:, i].astype(np.float64)
+    impossible_B = (drawn_B >= 0) & (_at(q_BV, drawn_B) <= 0)  # NaN is compared
+    can_BN[:, i + 1] = can_BN[rows_B, parent_B + 1] & ~impossible_B
+    can_B = (drawn_B >= 0) & proposed_BK[:, i] & can_BN[:, i + 1]
     # What is reported as certain is lawful, whatever made it.
-    rows_B = (k < draft.count_B) & (_at(reported_BV, tokens_B) != 1)
+    can_B &= _at(reported_BV, token_B) != 1
+    other_B = can_B & (token_B != drawn_B)
     # A drafter may draw something else and derive its tokens from that.
-    if (tokens_B != drawn_B)[rows_B].any():
+    if draft.parents_BK is None and other_B.any():
       continue
-    rows_B &= can_B
-    compared += int(rows_B.sum())
-    off_B = np.where(rows_B, np.abs(reported_BV - q_BV).max(1), 0)
-    wrong_B = ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
+    compared += int(can_B.sum())
+    off_B = np.where(can_B, np.abs(reported_BV - q_BV).max(1), 0)
+    wrong_B = other_B | ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
     if wrong_B.any():
       b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
       text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
-      text += draft.tokens_BK[b, :k].tolist()
+      text += tokens_BK[b, sees_BNN[b, parent_B[b] + 1, 1:]].tolist()
       raise base.Broken(
-        f'after {text} {name} drew draft {k} from {base.show(q_BV[b])} and '
+        f'after {text} {name} drew draft {i} from {base.show(q_BV[b])} and '
         f'reports q {base.show(reported_BV[b])}'
       )
   return compared
 
 
 def _normal(weights_BV) -> np.ndarray:
-  return enumerate_window.normal(weights_BV.astype(np.float64))
+  with np.errstate(invalid='ignore'):
+    return enumerate_window.normal(weights_BV.astype(np.float64))
 
 
 def _at(p_BV, tokens_B):
@@ -283,10 +305,8 @@ def long_rows(subject: base.Subject, amount: int) -> base.Figure:
   """Drafts' reported q, and the target's p, at every offset of long rows.
 
   Production steps with production's noise, in float64. What each draft was
-  drawn from is compared with the q that the rule got for it; and p, of every
-  position that the rule got, with the table's.
-
-  amount: rows of each pair of rule and drafter.
+  drawn from is compared with the q that the rule got for it, and p with the
+  table's. amount: rows of each pair of rule and drafter.
   """
   done: dict[str, int] = {}
   many_p = longest = 0
@@ -323,13 +343,9 @@ def _cells(subject: base.Subject, amount: int):
 
 
 def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
-  """Decodes a batch of each seed, looking at every window.
+  """Looks at every window of a batch of each seed.
 
   Returns how many q and p were compared, and the length of the longest row.
-
-  Raises:
-    base.Broken: the first q that was not drawn from, or p that is not the
-      target's.
   """
   many_q = many_p = longest = 0
   gamma = pair.drafter.gamma
@@ -364,22 +380,21 @@ def check_target(tables, state, window: Window) -> int:
   """Compares p of every proposed draft, and of the token after them.
 
   tables: the target's probabilities of each row. state: before the window.
-  Returns how many p were compared.
-
-  Raises:
-    base.Broken: the first that differs.
+  Returns how many were compared; raises base.Broken for the first that differs.
   """
   compared, draft = 0, window.draft
+  proposed_BK = np.asarray(tree.proposed(draft))
+  sees_BNN = np.asarray(enumerate_window.sees(draft))
   for b in np.flatnonzero(state.live_B):
     text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
-    for k, above in trees.paths(draft, int(b)):
-      prefix = text + draft.tokens_BK[b, above].tolist()
-      wanted_V = table_model.row_of(tables[b], prefix)
-      off = np.abs(window.p_BNV[b, k] - wanted_V).max()
+    for number in [0, *np.flatnonzero(proposed_BK[b]) + 1]:
+      above = draft.tokens_BK[b, sees_BNN[b, number, 1:]].tolist()
+      wanted_V = table_model.row_of(tables[b], text + above)
+      own_V = window.p_BNV[b, number]
       compared += 1
-      if not off <= base.BOUNDS[True]:
+      if not np.abs(own_V - wanted_V).max() <= base.BOUNDS[True]:
         raise base.Broken(
-          f'after {prefix}, of which {len(above)} are drafts, p is '
-          f'{base.show(window.p_BNV[b, k])} instead of {base.show(wanted_V)}'
+          f'after {text + above}, of which {len(above)} are drafts, p is '
+          f'{base.show(own_V)} instead of {base.show(wanted_V)}'
         )
   return compared

@@ -16,6 +16,7 @@ from specdec_jax.certify import (
   enumerated,
   faults,
   load,
+  problems,
   steps,
   table_model,
 )
@@ -175,7 +176,7 @@ def test_a_q_of_nan_is_named():
   text_BL = np.array([[1, 2, 0]])
   state = steps.decode.State(text_BL, one + 1, one > 0, (), ())
   draft = types.Draft(one[None], q_BV[:, None], one)
-  window = steps.Window(draft, None, draws={0: (q_BV, one)})
+  window = steps.Window(draft, None, draws={-1: (q_BV, one[:, None])})
   with pytest.raises(base.Broken, match=r'after \[1, 2\] mine .* q \[nan, nan'):
     steps._check_reported('mine', state, window, 'distinct')
 
@@ -260,29 +261,17 @@ def test_a_long_window_is_enumerated_after_long_rows():
 
 def test_a_path_is_what_was_proposed():
   """Whatever outcome of the draws it came from."""
-  p, q = (
-    np.concatenate(x)
-    for x in zip(
-      *(
-        enumerate_window.problems(f, 0, count=2, gamma=2, vocab=3)
-        for f in ('sigma 1', 'truncated')
-      ),
-      strict=True,
-    )
-  )
-  target = enumerate_window.target_distribution(p)
-  batch = enumerate_window.windows(p, q, np.array([2, 1, 2, 0], np.int32))
+  p, q = problems.of_all_families(0, each=1, gamma=2, vocab=3)
+  target = problems.target_distribution(p)
+  count_X = np.resize([2, 1, 2, 0], len(p))
+  batch = problems.windows(p, q, 'distinct', count_X=count_X)
   order_XR = np.random.default_rng(0).permuted(
-    np.arange(batch.chance_XR.size).reshape(batch.chance_XR.shape), axis=1
+    np.arange(len(batch.chance_B)).reshape(len(p), -1), axis=1
   )
-  take = lambda x: x[order_XR.ravel()]
-  other = enumerate_window.Windows(
-    jax.tree.map(take, batch.draft),
-    take(batch.p_BNV),
-    take(batch.chance_XR.ravel()).reshape(order_XR.shape),
-  )
+  other = jax.tree.map(lambda x: x[order_XR.ravel()], batch)
   for each in (batch, other):
-    got = enumerate_window.window_distribution(reject.RULE, each, target)
+    found = enumerate_window.ends(reject.RULE, each)
+    got = enumerate_window.distribution(found, each, target)
     np.testing.assert_allclose(got, target, atol=1e-6)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import replay
-from specdec_jax.certify import enumerate_window
+from specdec_jax.certify import enumerate_window, problems
 from specdec_jax.verify import block, reject
 
 V, K = 3, 3
@@ -37,21 +37,13 @@ def every_text(p_NVV, q_KVV):
 def test_equals_the_rule_enumerated(name, x64):
   """P(m kept, and these m + 1 tokens emitted), by the production function."""
   p_NVV, q_KVV = tables(1)
-  batch = enumerate_window.windows(
-    p_NVV[None], q_KVV[None], np.array([K], np.int32)
-  )
-  every = enumerate_window.outcomes_of(RULES[name], batch)
+  batch = problems.windows(p_NVV[None], q_KVV[None], 'distinct')
   joint = np.zeros((K + 1,) + (V,) * (K + 1))
-  for chance_R, accepted_R, weights_RV in every:
-    chance_R = chance_R * batch.chance_XR[0]
-    next_RV = enumerate_window.next_distribution(
-      batch.p_BNV, accepted_R, weights_RV
-    )
-    for row, m in enumerate(accepted_R):
+  for end in enumerate_window.ends(RULES[name], batch):
+    for row, m in enumerate(end.accepted_B):
       head = tuple(batch.draft.tokens_BK[row, :m].tolist())
-      joint[(m, *head)] += (chance_R[row] * next_RV[row]).reshape(
-        (V,) + (1,) * (K - m)
-      )
+      share_V = end.chance_B[row] * end.next_BV[row]
+      joint[(m, *head)] += share_V.reshape((V,) + (1,) * (K - m))
   tokens_BN, chance_B, ratio_BK = every_text(p_NVV, q_KVV)
   # The first window of texts that go on for long enough.
   ratio_BT = np.pad(ratio_BK, ((0, 0), (0, 1)), constant_values=0.5)

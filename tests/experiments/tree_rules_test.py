@@ -11,7 +11,7 @@ import pytest
 from experiments import page
 from experiments.tree_rules import exact, optimum, render
 from specdec_jax import build, sampling, types
-from specdec_jax.certify import base, trees
+from specdec_jax.certify import base, problems
 from specdec_jax.verify import reject
 from tests import programs
 from tests.experiments import reports
@@ -45,7 +45,7 @@ def of_sets(found: exact.Problems, x: int) -> float:
   )
 
 
-@pytest.mark.parametrize('kind', trees.KINDS)
+@pytest.mark.parametrize('kind', problems.KINDS)
 def test_the_optimum_of_one_level_is_that_of_its_dual(kind):
   found = exact.problems(kind, '2', 4, 1)
   wanted = [of_sets(found, x) for x in range(len(found.p_XNVV))]
@@ -71,7 +71,7 @@ def test_of_a_certain_tree_it_is_p_of_the_nodes_and_every_rule_reaches_it(
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('kind', trees.KINDS[:2])
+@pytest.mark.parametrize('kind', problems.KINDS[:2])
 @pytest.mark.parametrize(
   'size',
   [('2', 4), pytest.param(('2,2', 3), marks=pytest.mark.slow)],

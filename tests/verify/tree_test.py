@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, enumerate_window, trees
+from specdec_jax.certify import base, enumerate_window, enumerated, problems
 from specdec_jax.verify import coupled, judge, kseq, reject, traversal, tree
 
 MORE = pytest.mark.more
 
 
 QUICK = {
-  reject.RULE: trees.CASES[:2],
+  reject.RULE: [('3', 'distinct'), ('2,2', 'deterministic')],
   traversal.RULE: [('2,1', 'distinct')],
   kseq.RULE: [('1,2', 'independent')],
 }
@@ -24,7 +24,7 @@ QUICK = {
 def check_law(rule, case, wide, each=4):
   """All families; the certificate has more pairs."""
   with jax.enable_x64(wide):
-    assert trees.error(rule, 1, *case, each) <= base.bound()
+    assert enumerated.tree_error(rule, 1, *case, each) <= base.bound()
 
 
 @pytest.mark.parametrize('case', QUICK[reject.RULE], ids=str)
@@ -43,7 +43,7 @@ def test_law_of_a_tree_under_kseq_is_the_targets():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'rule, case', [(x, y) for x in QUICK for y in trees.cases(x)], ids=str
+  'rule, case', [(x, y) for x in QUICK for y in enumerated.cases_of(x)], ids=str
 )
 @pytest.mark.parametrize('wide', [False, True])
 def test_law_of_every_tree_is_the_targets(rule, case, wide):
@@ -51,8 +51,8 @@ def test_law_of_every_tree_is_the_targets(rule, case, wide):
 
 
 def test_traversal_of_one_level_is_reject():
-  p, q = enumerate_window.of_all_families(3, each=4, gamma=1, vocab=4)
-  batch = trees.windows(p, q, (-1, -1, -1), 'distinct')
+  p, q = problems.of_all_families(3, each=4, gamma=1, vocab=4)
+  batch = problems.windows(p, q, 'distinct', (-1, -1, -1))
   rng = np.random.default_rng(0)
   u_BK = jnp.asarray(rng.random(batch.draft.tokens_BK.shape), p.dtype)
   noise = types.Noise(u_BK, None, None)
@@ -66,10 +66,9 @@ def test_traversal_of_one_level_is_reject():
   last = [tree.last_of(x.accepted_B, x.path_BK) for x in (one, two)]
   same(*last)
   assert len(set(last[0].tolist())) == 4
+  p_BV = batch.p_BNV[np.arange(len(u_BK)), np.asarray(last[0]) + 1]
   one, two = (
-    enumerate_window.next_distribution(
-      batch.p_BNV, np.asarray(last[0]) + 1, np.asarray(x.weights_BV)
-    )
+    enumerate_window.next_distribution(p_BV, np.asarray(x.weights_BV))
     for x in (one, two)
   )
   np.testing.assert_allclose(one[drawn_B], two[drawn_B], atol=1e-3)
@@ -78,7 +77,7 @@ def test_traversal_of_one_level_is_reject():
 @pytest.mark.parametrize('k', [1, 2, 4])
 def test_share_of_kseq_is_the_least_that_is_lawful(k):
   """Sun et al. 2023, section 4: P_acc(rho) = rho beta(rho)."""
-  p, q = enumerate_window.of_all_families(0, each=6, gamma=1, vocab=5)
+  p, q = problems.of_all_families(0, each=6, gamma=1, vocab=5)
   p_XV, q_XV = p[:, 0, 0], q[:, 0, 0]
   solve = jax.vmap(lambda p_V, q_V: kseq._share(p_V, q_V, k, 4)[0])
   rho_X = np.asarray(solve(jnp.asarray(p_XV), jnp.asarray(q_XV)), float)
@@ -107,7 +106,7 @@ def siblings_alone(noise, draft, p_BNV):
 def test_enumeration_sees_a_residual_of_another_q():
   rule = types.Rule('alone', siblings_alone, trees=True)
   with pytest.raises(base.Broken, match='alone, a tree of 3 distinct siblings'):
-    trees.error(rule, 1, '3', 'distinct', 4)
+    enumerated.tree_error(rule, 1, '3', 'distinct', 4)
 
 
 PARENTS = [-1, -1, 0, 0, 1, 2, -1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, enumerate_window, enumerated
+from specdec_jax.certify import base, enumerate_window, enumerated, problems
 from specdec_jax.verify import block, reject
 
 BOTH = pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_u_zero_rejects_what_the_target_excludes(either, rule):
   tokens = jnp.array([[2, 0], [1, 3], [1, 1], [3, 2], [4, 0]], jnp.int32)
   for q in (jnp.asarray(np.tile(q_V, (5, 2, 1))), None):
     draft = types.Draft(tokens, q, jnp.full(5, 2, jnp.int32))
-    batch = enumerate_window.Windows(draft, p, np.ones((1, 5)))
-    accepted_B, _ = enumerate_window.run_rule(rule, batch, jnp.zeros((5, 2)))
+    batch = enumerate_window.Windows(draft, p, np.ones(5))
+    accepted_B = enumerate_window.run_rule(rule, batch, jnp.zeros((5, 2)))[0]
     assert accepted_B.tolist() == [0, 1, 2, 0, 0]
 
 
@@ -60,8 +60,8 @@ def test_what_is_no_token_is_never_accepted(either, rule, q):
   for no in (-1, 3):
     tokens = jnp.array([[no, 0]], jnp.int32)
     draft = types.Draft(tokens, q, jnp.full(1, 2, jnp.int32))
-    batch = enumerate_window.Windows(draft, np.full((1, 3, 3), 1 / 3), [[1.0]])
-    accepted_B, _ = enumerate_window.run_rule(rule, batch, jnp.zeros((1, 2)))
+    batch = enumerate_window.Windows(draft, np.full((1, 3, 3), 1 / 3), [1.0])
+    accepted_B = enumerate_window.run_rule(rule, batch, jnp.zeros((1, 2)))[0]
     assert accepted_B.tolist() == [0], no
 
 
@@ -75,7 +75,7 @@ def random_window(K: int, seed: int, *, greedy: bool = False):
   tokens_BK = q_BKV.argmax(-1).astype(np.int32)
   count_B = rng.integers(0, K + 1, B).astype(np.int32)
   draft = types.Draft(*map(jnp.asarray, (tokens_BK, q_BKV, count_B)))
-  batch = enumerate_window.Windows(draft, jnp.asarray(p_BNV), np.ones((1, B)))
+  batch = enumerate_window.Windows(draft, p_BNV, np.ones(B))
   return batch, rng.random((B, K)).astype(np.float32)
 
 
@@ -100,16 +100,14 @@ def test_a_certain_draft_equals_its_one_hot(rule):
 # --- reject -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('family', enumerate_window.FAMILIES)
+@pytest.mark.parametrize('family', problems.FAMILIES)
 def test_accept_test_flips_at_the_ratio(either, family):
   gamma, vocab = 2, 4
-  p, q = enumerate_window.problems(
-    family, seed=5, count=60, gamma=gamma, vocab=vocab
-  )
-  batch = enumerate_window.windows(p, q, np.full(60, gamma, np.int32))
+  p, q = problems.of_family(family, seed=5, count=60, gamma=gamma, vocab=vocab)
+  batch = problems.windows(p, q, 'distinct')
   dtype = p.dtype
   # Subnormal p counts as 0 on CPU; such tokens carry no mass.
-  draft, p_BNV = batch.draft, np.asarray(batch.p_BNV)
+  draft, p_BNV = batch.draft, batch.p_BNV
   at = np.asarray(draft.tokens_BK)[..., None]
   p_BK = np.take_along_axis(p_BNV[:, :gamma], at, -1)[..., 0]
   q_BK = np.take_along_axis(np.asarray(draft.q_BKV), at, -1)[..., 0]
@@ -128,7 +126,7 @@ def test_accept_test_flips_at_the_ratio(either, family):
       u_BK = np.zeros_like(p_BK)
       u_BK[:, k] = np.where(tested_B, u_B, 0)
       u_BK[:, k + 1 :] = np.nextafter(dtype.type(1), dtype.type(0))
-      accepted_B, _ = enumerate_window.run_rule(reject.RULE, batch, u_BK)
+      accepted_B = enumerate_window.run_rule(reject.RULE, batch, u_BK)[0]
       kept_B = accepted_B[tested_B] > k
       assert (kept_B == passes).all(), (family, k, shift)
 
@@ -145,14 +143,14 @@ def test_real_vocabulary_with_flat_and_peaked_rows():
       jnp.broadcast_to(q_V, (B, 1, V)),
       jnp.ones(B, jnp.int32),
     )
-    p_BNV = jnp.broadcast_to(p_V, (B, 2, V))
-    batch = enumerate_window.Windows(draft, p_BNV, np.ones((1, B)))
+    p_BNV = np.broadcast_to(p_V, (B, 2, V))
+    batch = enumerate_window.Windows(draft, p_BNV, np.ones(B))
     run = lambda u_B1, batch=batch: enumerate_window.run_rule(
       reject.RULE, batch, np.float32(u_B1)
     )
     t_B1 = np.minimum(p_V.astype(float) / q_V, 1)[tokens]
     assert (run(t_B1 * 0.999)[0] == 1).all()
-    kept_B, weights_BV = run(np.minimum(t_B1 * 1.001 + 1e-7, 1 - 2**-24))
+    kept_B, _, weights_BV = run(np.minimum(t_B1 * 1.001 + 1e-7, 1 - 2**-24))
     refused_B = t_B1[:, 0] < 0.998
     assert refused_B.any() and (kept_B[refused_B] == 0).all()
     w_V = weights_BV[refused_B][0].astype(float)
@@ -175,12 +173,11 @@ def test_one_draft_and_temperature_zero_are_reject(K, greedy):
   assert (mine[0] > 0).any() and (mine[0] < batch.draft.count_B).any()
 
 
-def mean_accepted(rule, batch):
+def mean_accepted(rule, batch, X):
   """Expected drafts kept in each problem of a batch: [X]."""
-  every = enumerate_window.outcomes_of(rule, batch)
-  mean_B = sum(chance_B * accepted_B for chance_B, accepted_B, _ in every)
-  shape = batch.chance_XR.shape
-  return (batch.chance_XR * np.reshape(mean_B, shape)).sum(1)
+  every = enumerate_window.ends(rule, batch)
+  mean_B = np.asarray(sum(x.chance_B * x.accepted_B for x in every))
+  return mean_B.reshape(X, -1).sum(1)
 
 
 @pytest.mark.more
@@ -192,22 +189,18 @@ def mean_accepted(rule, batch):
 def test_accepted_drafts_of_the_papers_toy(gamma, kept, x64):
   spread = lambda x, n: np.broadcast_to(x, (1, n, 2, 2)).astype(np.float64)
   p, q = spread([1 / 3, 2 / 3], gamma + 1), spread([2 / 3, 1 / 3], gamma)
-  batch = enumerate_window.windows(p, q, np.array([gamma]))
+  batch = problems.windows(p, q, 'distinct')
   for rule, wanted in zip((reject.RULE, block.RULE), kept, strict=True):
-    (mean,) = mean_accepted(rule, batch)
+    (mean,) = mean_accepted(rule, batch, 1)
     assert abs(mean - float(fractions.Fraction(wanted))) < 1e-15
 
 
 @pytest.mark.more
 def test_keeps_at_least_as_many_as_reject_on_every_pair(x64):
   """Expected drafts kept, over the draft paths of every family at once."""
-  gamma, vocab, count = 3, 3, 20
-  parts = [
-    enumerate_window.problems(name, 7, count=count, gamma=gamma, vocab=vocab)
-    for name in enumerate_window.FAMILIES
-  ]
-  p, q = (np.concatenate(x) for x in zip(*parts, strict=True))
-  batch = enumerate_window.windows(p, q, np.full(len(p), gamma, np.int32))
-  means = [mean_accepted(rule, batch) for rule in (reject.RULE, block.RULE)]
+  p, q = problems.of_all_families(7, each=20, gamma=3, vocab=3)
+  batch = problems.windows(p, q, 'distinct')
+  rules = reject.RULE, block.RULE
+  means = [mean_accepted(rule, batch, len(p)) for rule in rules]
   assert (means[1] >= means[0] - 1e-12).all()
   assert (means[1] > means[0] + 1e-3).mean() > 0.2
