@@ -84,9 +84,8 @@ class Subject(NamedTuple):
     """
     (first, *rules), names = self.rules, list(self.drafters)
     found = [(first, x) for x in names]
-    found += [(x, names[0]) for x in self.apart() if x is not first]
-    more = [(x, TREE) for x in rules if x.trees and TREE in names[1:]]
-    return found + more
+    found += [(x, names[0]) for x in rules if x in self.apart()]
+    return found + [(x, TREE) for x in rules if x.trees and TREE in names[1:]]
 
   def apart(self) -> list[types.Rule]:
     """The rules but for those that are another one of them on chains."""
@@ -116,7 +115,10 @@ class Subject(NamedTuple):
 
 
 class Broken(Exception):
-  """A promise failed; the message is a small failing case."""
+  """A promise failed; the message is a small failing case.
+
+  Whatever checks one raises it, for the first that it finds.
+  """
 
 
 @contextlib.contextmanager
@@ -193,14 +195,10 @@ def tables(vocab: int, *, encoder: bool = False) -> World:
   """Two table models, whose distributions are known exactly."""
   model = table_model.make(vocab, encoder=encoder)
   target, draft = (table_model.table(i, vocab) for i in (0, 1))
-  sizes = dict(width=4, heads=1, kv_heads=1, head_dim=4, mlp=4)
+  sizes = dict(width=4, heads=1, kv_heads=1, head_dim=4, mlp=4, vocab=vocab)
+  sizes |= dict(depth=table_model.DEPTH, context=table_model.CONTEXT)
   config = model_config.sized(
-    'tiny',
-    vocab=vocab,
-    depth=table_model.DEPTH,
-    context=table_model.CONTEXT,
-    dtype=str(jnp.result_type(float)),
-    **sizes,
+    'tiny', dtype=str(jnp.result_type(float)), **sizes
   )
   return World(model, model, types.Weights(target, draft), vocab, config)
 
@@ -213,32 +211,26 @@ def transformers(
   mesh: Mesh | None = None,
   **changes,
 ) -> World:
-  """Two tiny random transformers.
+  """Two tiny random transformers; T5s of two shapes if they have encoders.
 
-  Args:
-    scale: factor of the weights; at 1 texts would loop.
-    encoder: two T5s, the draft of another shape than the target.
-    **changes: of the sizes.
+  scale: factor of the weights; at 1 texts would loop. changes: of the sizes.
   """
   sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
-  sizes |= dict(mlp=24, dtype=str(jnp.result_type(float)))
-  sizes |= changes | dict(vocab=vocab)
+  sizes |= (
+    dict(mlp=24, dtype=str(jnp.result_type(float)), vocab=vocab) | changes
+  )
   name, other = 'tiny', {}
   if encoder:
     name, sizes['kv_heads'] = 't5_tiny', sizes['heads']
     other = dict(depth=1, width=sizes['width'] // 2)
-
-  def side(seed: int, sizes):
-    config = model_config.sized(name, **sizes)
+  configs = [model_config.sized(name, **sizes | x) for x in ({}, other)]
+  models, weights = [], []
+  for seed, config in enumerate(configs):
     layout = mesh and sharding.lay_out(mesh, config)
     params = lm.init(config, seed, layout and layout.put)
-    params = jax.tree.map(lambda x: (scale * x).astype(x.dtype), params)
-    model = lm.make(config, constrain=layout and layout.constrain)
-    return model, params, config
-
-  target, params, config = side(0, sizes)
-  draft, others, _ = side(1, sizes | other)
-  return World(target, draft, types.Weights(params, others), vocab, config)
+    models.append(lm.make(config, constrain=layout and layout.constrain))
+    weights.append(jax.tree.map(lambda x: (scale * x).astype(x.dtype), params))
+  return World(*models, types.Weights(*weights), vocab, configs[0])
 
 
 def blurred(params: Any) -> Any:
@@ -270,11 +262,7 @@ def take(tree: Any, index: Any) -> Any:
 
 
 def run(world: World, pair: Pair, request: decode.Request) -> decode.Output:
-  """Decodes a batch with the production programs; the output on the host.
-
-  Raises:
-    Broken: as check_finite.
-  """
+  """Decodes a batch with the production programs; the output on the host."""
   programs = decode.programs(world.target, pair.drafter, pair.rule, OPTIONS)
   out = jax.device_get(programs.generate(world.with_draft(pair), request))
   check_finite(out.info)
@@ -295,11 +283,9 @@ def plain(world: World, request: decode.Request) -> list[list[int]]:
 def make_request(
   world: World, prompts, new, *, request=None, **settings
 ) -> decode.Request:
-  """A batch of prompts.
+  """A batch of prompts, each with a source if the models have encoders.
 
   Args:
-    world: the models whose ids the prompts are; each prompt has a source if
-      they have encoders.
     new: tokens to emit, at most.
     request: number of each prompt.
     **settings: the fields of requests.Wanted and the shape that
@@ -354,21 +340,15 @@ def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
 
 @functools.cache
 def ragged(drafter: types.Drafter) -> types.Drafter:
-  """The same drafter, proposing 0 to gamma tokens.
-
-  The count depends on committed tokens only, as types.Drafter requires.
-  """
+  """The same drafter, proposing 0 to gamma tokens: as committed ones say."""
 
   def propose(weights, state, context, noise, target_cache):
-    draft, state, cache = drafter.propose(
-      weights, state, context, noise, target_cache
-    )
-    last_B = jnp.take_along_axis(
-      context.tokens_BL, context.lengths_B[:, None] - 1, 1
-    )[:, 0]
+    draft, *rest = drafter.propose(weights, state, context, noise, target_cache)
+    last_B1 = context.lengths_B[:, None] - 1
+    last_B = jnp.take_along_axis(context.tokens_BL, last_B1, 1)[:, 0]
     count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
     count_B = jnp.minimum(count_B, draft.count_B)
-    return draft._replace(count_B=count_B), state, cache
+    return draft._replace(count_B=count_B), *rest
 
   return drafter._replace(name=f'ragged {drafter.name}', propose=propose)
 
@@ -380,11 +360,7 @@ def texts(output: decode.Output) -> list[list[int]]:
 
 
 def same_texts(got, wanted, what: str) -> int:
-  """Compares two lists of texts; returns how many there were.
-
-  Raises:
-    Broken: the first text that differs.
-  """
+  """How many texts there are; raises Broken for the first that differs."""
   for b, (one, two) in enumerate(zip(got, wanted, strict=True)):
     if one != two:
       at = next(i for i in range(len(one) + 1) if one[: i + 1] != two[: i + 1])

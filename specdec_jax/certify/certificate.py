@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import rich.console
 import rich.padding
 import rich.text
 
@@ -55,25 +54,25 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
   if subject.model is not None:
     raise base.NotChecked('a model of your own is certified without sources')
   # eagle refuses an encoder by name.
-  names = [x for x in subject.drafters if x not in ('eagle', base.TREE)][
-    :amount
-  ]
+  names = [x for x in subject.drafters if x not in ('eagle', base.TREE)]
   if not names:
     raise base.NotChecked('eagle drafts for decoders alone')
   subject = subject._replace(
     rules=subject.rules if full else subject.rules[:1],
-    drafters={name: subject.drafters[name] for name in names},
+    drafters={name: subject.drafters[name] for name in names[:amount]},
     encoder=True,
   )
   # Not the null check; the next knows no model; the last is this.
   parts = PROMISES[2:-1]
   # Reading sources is not what needs the amounts of the full tier.
-  passed, reached = _check_all(parts, subject, full=False)
+  figures = _check_all(parts, subject, full=False)
   rules = ', '.join(rule.name for rule in subject.apart())
   return base.Figure(
-    f'{passed} of {len(parts)} promises hold',
+    f'{len(figures)} of {len(parts)} promises hold',
     'theirs',
-    f'rules {rules}; drafters {", ".join(names)}; {reached}',
+    '; '.join(
+      [f'rules {rules}', f'drafters {", ".join(subject.drafters)}', *figures]
+    ),
   )
 
 
@@ -103,29 +102,22 @@ def null_check(subject: base.Subject, amount: int) -> base.Figure:
     for promise in PROMISES
     if promise.name in COMPARING
   ]
-  passed, reached = _check_all(parts, subject, full=amount == 1)
-  if passed < len(parts):
-    raise base.Broken(f'{passed} of {len(parts)} could be checked')
-  return base.Figure(
-    f'{passed} of {passed} hold of plain decoding against itself',
-    'theirs',
-    reached,
-  )
+  figures = _check_all(parts, subject, full=amount == 1)
+  passed = f'{len(figures)} of {len(parts)} hold'
+  if len(figures) < len(parts):
+    raise base.Broken(passed)
+  reached = f'{passed} of plain decoding against itself'
+  return base.Figure(reached, 'theirs', '; '.join(figures))
 
 
-def _check_all(promises, subject: base.Subject, *, full: bool):
-  """Checks several promises; how many hold, and their figures in words.
-
-  Raises:
-    base.Broken: the first that fails.
-  """
+def _check_all(promises, subject: base.Subject, *, full: bool) -> list[str]:
+  """The figures of promises that hold; raises base.Broken if one fails."""
   rows = []
   for promise in promises:
     rows.append(check(promise, subject, full=full))
     if rows[-1].passed is False:
       raise base.Broken(f'{promise.name}: {rows[-1].case}')
-  figures = [f'{row.name} {row.reached}' for row in rows if row.passed]
-  return len(figures), '; '.join(figures)
+  return [f'{row.name} {row.reached}' for row in rows if row.passed]
 
 
 # name, text, check; amounts of the quick and the full tier; seconds.
@@ -189,11 +181,7 @@ PROMISES = (
 
 
 def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
-  """The promises named in `only`, or all about the parts given by the user.
-
-  Raises:
-    ValueError: an unknown name.
-  """
+  """The promises named in `only`, or all about the parts given by the user."""
   names = [promise.name for promise in PROMISES]
   for name in only:
     if name not in names:
@@ -205,8 +193,7 @@ def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
 
 def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
   """Checks one promise; its figure or its failing case."""
-  start = time.perf_counter()
-  passed: bool | None = False
+  start, passed = time.perf_counter(), False
   figure, case = base.Figure('', '', ''), ''
   try:
     figure = promise.check(subject, promise.full if full else promise.quick)
@@ -225,9 +212,18 @@ def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
 
 def rows(promises, subject: base.Subject, full: bool, console):
   """Checks promises, one at a time; prints and yields the row of each."""
+  marks = {True: '[green]holds[/green]', False: '[red]FAILS[/red]'}
   for promise in printing.track(promises, 'promises'):
     row = check(promise, subject, full=full)
-    show(row, console)
+    console.print(
+      f'{marks.get(row.passed, "not checked")}  [bold]{row.name}[/bold]: '
+      f'{row.text} ({row.seconds:.1f} s)',
+      highlight=False,
+    )
+    reached = [f'{row.reached}  (bound {row.bound})', row.size]
+    for line in reached if row.passed else [row.case]:
+      text = rich.text.Text(line)
+      console.print(rich.padding.Padding(text, (0, 0, 0, 7), expand=False))
     yield row
 
 
@@ -290,21 +286,3 @@ def _print_head(about: dict[str, Any], chosen, pairs: int, console) -> None:
     f'{pairs} pairs of rule and drafter\n',
     highlight=False,
   )
-
-
-def show(row: Row, console: rich.console.Console) -> None:
-  """Prints a row of check."""
-  marks = {
-    True: '[green]holds[/green]',
-    None: 'not checked',
-    False: '[red]FAILS[/red]',
-  }
-  console.print(
-    f'{marks[row.passed]}  [bold]{row.name}[/bold]: {row.text} '
-    f'({row.seconds:.1f} s)',
-    highlight=False,
-  )
-  reached = [f'{row.reached}  (bound {row.bound})', row.size]
-  for line in reached if row.passed else [row.case]:
-    text = rich.text.Text(line)
-    console.print(rich.padding.Padding(text, (0, 0, 0, 7), expand=False))

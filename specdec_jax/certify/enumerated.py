@@ -98,8 +98,7 @@ def cases_of(rule: types.Rule) -> list[tuple[str, str]]:
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
   """The largest error over all families, for three kinds of drafts.
 
-  share: of the amount of problems of all shapes, for this one. Raises as _error
-  does.
+  share: of the amount of problems of all shapes, for this one.
   """
   each = max(1, round(amount * share / len(problems.FAMILIES)))
   p, q = problems.of_all_families(seed, each=each, gamma=gamma, vocab=vocab)
@@ -125,11 +124,7 @@ def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
 
 
 def _error(rule: types.Rule, what: str, p, q, batch) -> float:
-  """The largest error of the distribution of a window.
-
-  Raises:
-    base.Broken: an error above the bound; reports the simplest family.
-  """
+  """The largest error of the distribution of a window."""
   _check_support(rule, batch, what)
   wanted = problems.target_distribution(p)
   found = enumerate_window.ends(rule, batch)
@@ -265,11 +260,7 @@ def script(world: base.World, gamma: int):
 
 
 def windows_error(world, pair: base.Pair, settings) -> float:
-  """The largest error of the joint distribution of three windows; see walk.
-
-  Raises:
-    base.Broken: an error above the bound; reports the shortest wrong text.
-  """
+  """The largest error of the joint distribution of three windows; see walk."""
   tokens_RL, lengths_R, chance_R = walk(world, pair, settings)
   total = float(chance_R.sum())
   if not abs(total - 1) <= base.bound():
@@ -294,10 +285,6 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   """The largest error of one window's joint distribution, after LONG_ROWS.
 
   The rows come to it by three windows of production.
-
-  Raises:
-    base.Broken: an error above the bound, after the shortest such row; a
-      reported q that was not drawn from.
   """
   (rule, drafter, _), rng = pair, np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]

@@ -64,44 +64,47 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
     transformers, tables = subject.transformers(13), subject.tables(13)
     worlds = dict(transformer=transformers, table=tables)
     made = [
-      (program, *drafting)
+      (program, *draft)
       for program in programs(subject, full=amount > QUICK)
-      for drafting in _drafts(subject, worlds[program.world], program)
+      for draft in _drafts(subject, worlds[program.world], program)
     ]
-    rows = sum(p.batch * len(drafts or SCRIPTS) for p, _, drafts in made)
-    turns = range(-(-amount // (NEW * rows)))
-    # Requests of each world whose texts are compared, by any of its programs.
-    most = dict.fromkeys(worlds, 0)
-    for program, *_ in made:
-      most[program.world] = max(most[program.world], program.batch)
+    each = NEW * sum(program.batch for program, *_ in made)
+    turns = range(-(-amount // each))
     plain = {}
     for (name, world), turn in itertools.product(worlds.items(), turns):
       request = _request(world, subject, turn, max(BATCHES))
       plain[name, turn] = request, base.plain(world, request)
     # A program's turns together: of so many programs few stay compiled.
-    for (program, drafter, drafts), turn in itertools.product(made, turns):
+    for (program, drafter, kind, other), turn in itertools.product(made, turns):
       world, (request, text) = worlds[program.world], plain[program.world, turn]
-      request, text = (
-        base.take(request, slice(program.batch)),
-        text[: program.batch],
-      )
-      drafts = drafts or _scripts(world, program, text, turn)
-      for kind, other in drafts.items():
-        pair = base.Pair(program.rule, drafter, other)
-        what = f'{pair}, batch {program.batch}, {program.world}'
-        _compare(world, pair, request, text, f'{what}, {kind} draft')
-        if kind == 'identical':
-          own += _accepted(subject, world, pair, request, what)
-  kinds = dict.fromkeys(kind for *_, x in made for kind in x or SCRIPTS)
+      request = base.take(request, slice(program.batch))
+      text = text[: program.batch]
+      if program.drafter == SCRIPTED:
+        other = _script(world, program.gamma, text, turn, kind)
+      pair = base.Pair(program.rule, drafter, other)
+      what = f'{pair}, batch {program.batch}, {program.world}'
+      got = base.texts(base.run(world, pair, request))
+      base.same_texts(got, text, f'{what}, {kind} draft')
+      if kind == 'identical':
+        own += _accepted(subject, world, pair, request, what)
+  kinds = dict.fromkeys(kind for *_, kind, _ in made)
   accepted = f"; {own[1]:,} of the target's own {own[0]:,} drafts accepted"
   return base.none_of(
-    NEW * rows * len(turns),
+    each * len(turns),
     'tokens differ',
-    NEW * sum(most.values()) * len(turns),
+    _positions((x.world, x.batch) for x, *_ in made) * len(turns),
     'positions',
-    f'{len(made)} programs; drafts {", ".join(kinds)}',
+    f'{len({x[:2] for x in made})} programs; drafts {", ".join(kinds)}',
     accepted if own[0] else '',
   )
+
+
+def _positions(runs) -> int:
+  """Tokens of a turn that any of the (world, batch) that ran compared."""
+  widest: dict[str, int] = {}
+  for world, batch in runs:
+    widest[world] = max(batch, widest.get(world, 0))
+  return NEW * sum(widest.values())
 
 
 def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
@@ -111,54 +114,42 @@ def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
   return base.make_request(world, prompts, NEW, length=LENGTH)
 
 
-def _compare(world, pair: base.Pair, request, text, what: str) -> None:
-  """Compares a pair's texts with plain decoding's."""
-  base.same_texts(base.texts(base.run(world, pair, request)), text, what)
-
-
-def _drafts(
-  subject: base.Subject, world: base.World, program: Program
-) -> list[tuple[types.Drafter, dict[str, Any]]]:
-  """A program's drafters, each with weights.draft by kind of draft.
+def _drafts(subject: base.Subject, world: base.World, program: Program):
+  """A program's [(drafter, kind of draft, weights.draft)].
 
   Built once: an equal drafter would compile again. Scripts get weights later.
   """
   if program.drafter == SCRIPTED:
-    return [(scripted.make(gamma=program.gamma), {})]
+    drafter = scripted.make(gamma=program.gamma)
+    return [(drafter, kind, ()) for kind in SCRIPTS]
   recipe = subject.drafters[program.drafter]
   drafter, other = recipe(world, program.gamma)
   if other is not world.weights.draft:
-    return [(drafter, {program.drafter: other})]
+    return [(drafter, program.drafter, other)]
   # The draft may be of another shape than the target.
   same, _ = recipe(world._replace(draft=world.target), program.gamma)
   target = world.weights.target
-  good = {'identical': target, 'good': base.blurred(target)}
-  if same == drafter:
-    return [(drafter, {'random': other} | good)]
-  return [(drafter, {'random': other}), (same, good)]
+  good = (same, 'identical', target), (same, 'good', base.blurred(target))
+  return [(drafter, 'random', other), *good]
 
 
-def _scripts(world, program: Program, text, turn: int) -> dict[str, Any]:
+def _script(world, gamma: int, text, turn: int, kind: str):
   """Scripted drafts that are wrong everywhere, or at random offsets."""
-  right = np.zeros((program.batch, LENGTH), np.int32)
+  right = np.zeros((len(text), LENGTH), np.int32)
   for row, tokens in zip(right, text, strict=True):
     row[: len(tokens)] = tokens
-  counts = np.full_like(right, program.gamma)
-  rng = np.random.default_rng([turn, program.gamma])
+  if kind == 'adversarial':
+    return (right + 1) % world.vocab, np.full_like(right, gamma)
+  rng = np.random.default_rng([turn, gamma])
   noisy = np.where(rng.random(right.shape) < 0.3, 1, right)
-  some = rng.integers(0, 9, right.shape).astype(np.int32)
-  wrong = (right + 1) % world.vocab, counts
-  return dict(
-    zip(SCRIPTS, [wrong, (noisy.astype(np.int32), some)], strict=True)
-  )
+  some = rng.integers(0, 9, right.shape)
+  return noisy.astype(np.int32), some.astype(np.int32)
 
 
 def _accepted(subject, world, pair: base.Pair, request, what: str):
   """[tried, accepted] counts where target and draft model are the same.
 
-  Raises:
-    base.Broken: a rejected draft, unless the rule or drafter is the user's: low
-      acceptance is slow, not wrong.
+  A rule or drafter of the user's may reject some: that is slow, not wrong.
   """
   out = np.zeros(2, np.int64)
   for temperature in (0.0, 0.8):
@@ -269,9 +260,6 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
       # A rule does not see the models: the first one will do.
       made.append((dtype, subject.pair(world, gamma, name=name), batch))
   rows = max(KERNEL_BATCHES)
-  widest: dict[str, int] = {}  # rows of a turn that a dtype's programs decode
-  for dtype, _, batch in made:
-    widest[dtype] = max(batch, widest.get(dtype, 0))
   each = NEW * sum(batch for *_, batch in made)  # tokens of a turn
   turns = -(-amount // each)
   for turn in range(turns):
@@ -282,13 +270,13 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
       plain[dtype] = request, [base.plain(world, x)[0] for x in alone]
     for dtype, pair, batch in made:
       request, text = plain[dtype]
+      run = base.run(worlds[dtype], pair, base.take(request, slice(batch)))
       what = f'{dtype} {pair}, batch {batch}'
-      request = base.take(request, slice(batch))
-      _compare(worlds[dtype], pair, request, text[:batch], what)
+      base.same_texts(base.texts(run), text[:batch], what)
   return base.none_of(
     each * turns,
     'tokens differ',
-    NEW * sum(widest.values()) * turns,
+    _positions((dtype, batch) for dtype, _, batch in made) * turns,
     'positions',
     f'{len(made)} programs, float32, bfloat16 and stored weights (of '
     f'{len(kinds)} kinds), batch 1, 3 and 8',

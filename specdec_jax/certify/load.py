@@ -46,20 +46,16 @@ _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
 def subject(
   rule_path: str, drafter_path: str, model_path: str, *, seed: int
 ) -> base.Subject:
-  """A Subject of this library's parts, replaced by the user's where given.
-
-  Raises:
-    ValueError: see rule, drafter and model.
-  """
-  rules, drafters = build.lossless_rules(), RECIPES
+  """A Subject of this library's parts, replaced by the user's where given."""
+  lossless, drafters = build.lossless_rules(), RECIPES
+  rules = tuple(lossless.values())
   if rule_path:
-    found = rule(rule_path)
-    rules = {found.name: found}
+    rules = (rule(rule_path),)
   elif model_path or drafter_path:
-    rules = {name: rules[name] for name in RULES}
+    rules = tuple(lossless[name] for name in RULES)
   if rule_path or model_path:
     # A model of the user's need not be one that EAGLE, which has trees, reads.
-    own_trees = not model_path and next(iter(rules.values())).trees
+    own_trees = not model_path and rules[0].trees
     names = (*DRAFTERS, base.TREE) if own_trees else DRAFTERS
     drafters = {name: drafters[name] for name in names}
   own_model = model(model_path) if model_path else None
@@ -67,9 +63,7 @@ def subject(
     drafters = dict([drafter(drafter_path)])
   paths = dict(rule=rule_path, drafter=drafter_path, model=model_path)
   supplied = tuple(kind for kind, path in paths.items() if path)
-  return base.Subject(
-    tuple(rules.values()), drafters, seed, supplied, own_model, model_path
-  )
+  return base.Subject(rules, drafters, seed, supplied, own_model, model_path)
 
 
 def rule(path: str) -> types.Rule:
@@ -141,22 +135,18 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
   try:
     world = base.tables(3)
     made, params = recipe(world, 2)
-    _trace(world, base.Pair(build.rule_of(RULES[0]), made, params))
+    rule = build.rule_of(RULES[0])
+    # Traced, not run: a make may keep what it cannot draft with.
+    programs = decode.programs(world.target, made, rule, base.OPTIONS)
+    request = base.make_request(world, [[0, 1]], 2)
+    weights = types.Weights(world.weights.target, params)
+    jax.eval_shape(programs.generate, weights, request)
   except Exception as error:  # a user's make may raise anything
     raise ValueError(
       f'drafter={path}: for a loaded target and with gamma=2 it raised '
       f'{fields.first_line(error)}'
     ) from error
   return made.name, recipe
-
-
-def _trace(world: base.World, pair: base.Pair) -> None:
-  """Traces decoding: a make may keep what it cannot draft with."""
-  request = base.make_request(world, [[0, 1]], 2)
-  programs = decode.programs(
-    world.target, pair.drafter, pair.rule, base.OPTIONS
-  )
-  jax.eval_shape(programs.generate, world.with_draft(pair), request)
 
 
 def _target(world: base.World) -> load_lib.LanguageModel:

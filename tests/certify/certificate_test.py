@@ -114,7 +114,7 @@ def test_encoders_are_not_promised_for_what_has_none():
 
 def test_encoders_are_said_to_meet_the_rules_that_they_meet(monkeypatch):
   """Without trees, two rules are others of the list."""
-  monkeypatch.setattr(certificate, '_check_all', lambda *_, **__: (1, ''))
+  monkeypatch.setattr(certificate, '_check_all', lambda *_, **__: [''])
   found = certificate.encoder_decoder(load.subject('', '', '', seed=0), 99)
   assert found.size.startswith('rules reject, block, coupled; drafters lm, ')
   assert 'eagle' not in found.size and base.TREE not in found.size
@@ -124,22 +124,22 @@ def test_encoders_are_said_to_meet_the_rules_that_they_meet(monkeypatch):
 def test_the_program_fails_with_a_planted_fault(tmp_path):
   done = programs.run(
     'scripts/certify.py',
-    '--inject-fault=one-more',
+    '--inject-fault=wrong-residual',
     '--only=window-distribution,accounting',
     f'--workdir={tmp_path}',
     # A folder that is set hides what keep_programs touches at the start.
     JAX_COMPILATION_CACHE_DIR='',
   )
   done.check(1)
-  head = (
-    r'Subject +rules reject \(one-more\); .*\nTakes .* min on two cores: 2 of'
-  )
+  head = r'Subject +rules reject \(wrong-residual\); .*\nTakes .* min .*: 2 of'
   assert re.search(head, done.out)
   doc = done.document
-  assert not doc['passed'] and doc['rules'] == ['reject (one-more)']
+  assert not doc['passed'] and doc['rules'] == ['reject (wrong-residual)']
   assert json.loads((tmp_path / 'certificate.json').read_text()) == doc
   fails, holds = doc['promises']
-  assert fails['case'].startswith('reject (one-more), sampled drafts: at u')
+  assert fails['case'].startswith(
+    'reject (wrong-residual), sampled drafts: wro'
+  )
   assert holds['passed'] and 'requests miscounted' in holds['reached']
   for text in (done.out, (tmp_path / 'certificate.md').read_text()):
     assert 'FAILS  window-distribution' in text and 'holds  acc' in text
