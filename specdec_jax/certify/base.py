@@ -228,9 +228,11 @@ def transformers(
   for seed, config in enumerate(configs):
     layout = mesh and sharding.lay_out(mesh, config)
     params = lm.init(config, seed, layout and layout.put)
+    params = jax.tree.map(lambda x: (scale * x).astype(x.dtype), params)
     models.append(lm.make(config, constrain=layout and layout.constrain))
-    weights.append(jax.tree.map(lambda x: (scale * x).astype(x.dtype), params))
-  return World(*models, types.Weights(*weights), vocab, configs[0])
+    weights.append(params)
+  (target, draft), both = models, types.Weights(*weights)
+  return World(target, draft, both, vocab, configs[0])
 
 
 def blurred(params: Any) -> Any:

@@ -212,12 +212,16 @@ def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
 
 def rows(promises, subject: base.Subject, full: bool, console):
   """Checks promises, one at a time; prints and yields the row of each."""
-  marks = {True: '[green]holds[/green]', False: '[red]FAILS[/red]'}
+  marks = {
+    True: '[green]holds[/green]',
+    None: 'not checked',
+    False: '[red]FAILS[/red]',
+  }
   for promise in printing.track(promises, 'promises'):
     row = check(promise, subject, full=full)
     console.print(
-      f'{marks.get(row.passed, "not checked")}  [bold]{row.name}[/bold]: '
-      f'{row.text} ({row.seconds:.1f} s)',
+      f'{marks[row.passed]}  [bold]{row.name}[/bold]: {row.text} '
+      f'({row.seconds:.1f} s)',
       highlight=False,
     )
     reached = [f'{row.reached}  (bound {row.bound})', row.size]

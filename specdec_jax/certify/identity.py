@@ -63,7 +63,7 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
   with jax.enable_x64(True):
     transformers, tables = subject.transformers(13), subject.tables(13)
     worlds = dict(transformer=transformers, table=tables)
-    made = [
+    made: list[tuple[Program, types.Drafter, str, Any]] = [
       (program, *draft)
       for program in programs(subject, full=amount > QUICK)
       for draft in _drafts(subject, worlds[program.world], program)
@@ -114,8 +114,10 @@ def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
   return base.make_request(world, prompts, NEW, length=LENGTH)
 
 
-def _drafts(subject: base.Subject, world: base.World, program: Program):
-  """A program's [(drafter, kind of draft, weights.draft)].
+def _drafts(
+  subject: base.Subject, world: base.World, program: Program
+) -> list[tuple[types.Drafter, str, Any]]:
+  """(drafter, kind of draft, weights.draft) of each that a program runs.
 
   Built once: an equal drafter would compile again. Scripts get weights later.
   """
