@@ -85,6 +85,12 @@ def test_joint_law_of_generate(rule):
   check_joint(rule, DRAFT)
 
 
+def of_eagle(levels):
+  config, params = eagle.random_layer(WORLD)
+  sizes = branch.settings_of(levels)
+  return eagle.make(config, WORLD.target, gamma=0, **sizes), params
+
+
 @pytest.mark.parametrize(
   'name, levels, drafts, rule',
   [
@@ -97,17 +103,16 @@ def test_joint_law_of_generate(rule):
     pytest.param('eagle', 'best:4', 4, reject.RULE, marks=pytest.mark.slow),
     pytest.param('eagle', 'best:4', 3, traversal.RULE, marks=pytest.mark.slow),
     pytest.param('adaptive', 'best:4', 4, reject.RULE, marks=MORE),
+    pytest.param('eagle', '2,2', 4, kseq.RULE, marks=MORE),
   ],
 )
 def test_joint_law_of_a_tree(name, levels, drafts, rule):
   """drafts: nodes of a window at most; the others are cut."""
-  sizes = branch.settings_of(levels)
+  tree, params = of_eagle(levels)
   if name == 'medusa':
+    sizes = branch.settings_of(levels)
     model, params = medusa.random_heads(WORLD, len(sizes['levels']))
     tree = medusa.make(model, gamma=0, **sizes)
-  else:
-    config, params = eagle.random_layer(WORLD)
-    tree = eagle.make(config, WORLD.target, gamma=0, **sizes)
   if name == 'adaptive':
     count = np.arange(tree.gamma + 1.0)
     costs = adaptive.Costs(1 + 0.15 * count, 0.02 * count)
@@ -116,16 +121,24 @@ def test_joint_law_of_a_tree(name, levels, drafts, rule):
 
 
 @pytest.mark.parametrize(
-  'rule, gamma',
+  'rule, levels',
   [
-    pytest.param(reject.RULE, 4, marks=pytest.mark.slow),
-    pytest.param(traversal.RULE, 4, marks=pytest.mark.slow),
-    pytest.param(kseq.RULE, 3, marks=pytest.mark.slow),
-    pytest.param(reject.RULE, 5, marks=pytest.mark.slow),
+    (reject.RULE, '2,1'),
+    pytest.param(reject.RULE, 'best:3', marks=MORE),
+    pytest.param(traversal.RULE, 'best:3', marks=MORE),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        (reject.RULE, '2,2'),
+        (traversal.RULE, '2,2'),
+        (kseq.RULE, '2,1'),
+        (reject.RULE, '3,2'),
+      )
+    ),
   ],
 )
-def test_a_window_of_a_tree_enumerated(rule, gamma, x64):
-  pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, gamma))
+def test_a_window_of_a_tree_enumerated(rule, levels, x64):
+  pair = base.Pair(rule, *of_eagle(levels))
   enumerated.long_window_error(WORLD, pair, WARM)
 
 
@@ -139,28 +152,6 @@ def test_a_wrong_rule_of_trees_is_seen_in_a_window(x64):
   pair = base.Pair(rule, *RECIPES[base.TREE](WORLD, 3))
   with pytest.raises(base.Broken, match='after .* instead of'):
     enumerated.long_window_error(WORLD, pair, WARM)
-
-
-@pytest.mark.parametrize(
-  'rule',
-  [
-    reject.RULE,
-    pytest.param(traversal.RULE, marks=MORE),
-  ],
-)
-def test_a_window_of_the_likeliest_nodes_enumerated(rule, x64):
-  config, params = eagle.random_layer(WORLD)
-  sizes = branch.settings_of('best:3')
-  tree = eagle.make(config, WORLD.target, gamma=0, **sizes)
-  pair = base.Pair(rule, tree, params)
-  enumerated.long_window_error(WORLD, pair, WARM)
-
-
-@MORE
-def test_joint_law_of_a_tree_of_independent_siblings():
-  config, params = eagle.random_layer(WORLD)
-  tree = eagle.make(config, WORLD.target, gamma=0, levels=(2, 2))
-  check_joint(kseq.RULE, tree, params=params)
 
 
 @pytest.mark.more

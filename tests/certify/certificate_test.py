@@ -87,33 +87,15 @@ def test_promises_by_name_and_about_what_was_brought():
     certificate.choose(['pool', 'law'], ())
   chosen = lambda *supplied: {x.name for x in certificate.choose([], supplied)}
   assert chosen() == {x.name for x in certificate.PROMISES}
-  assert chosen() - chosen('rule') == {
-    'audited-identity',
-    'kernel-identity',
-    'encoder-decoder',
-  }
   assert chosen('rule') - chosen('drafter') == {'window-distribution'}
-  assert chosen('drafter') - chosen('model') == {
-    'windows-enumerated',
-    'long-rows',
-    'joint-distribution-tables',
-    'kernel-identity',
-    'accounting',
-  }
-
-
-def test_encoders_are_not_promised_for_what_has_none():
-  subject = base.Subject([reject.RULE], {'eagle': None})
-  for other, why in (
-    (subject, 'eagle drafts for decoders alone'),
-    (subject._replace(model=lambda V, dtype: None), 'certified without sourc'),
-  ):
-    with pytest.raises(base.NotChecked, match=why):
-      certificate.encoder_decoder(other, 1)
+  assert chosen('drafter') - chosen('rule') == {'kernel-identity'}
 
 
 def test_encoders_are_said_to_meet_the_rules_that_they_meet(monkeypatch):
   """Without trees, two rules are others of the list."""
+  subject = base.Subject([reject.RULE], {'eagle': None})
+  with pytest.raises(base.NotChecked, match='eagle drafts for decoders alone'):
+    certificate.encoder_decoder(subject, 1)
   monkeypatch.setattr(certificate, '_check_all', lambda *_, **__: [''])
   found = certificate.encoder_decoder(load.subject('', '', '', seed=0), 99)
   assert found.size.startswith('rules reject, block, coupled; drafters lm, ')
