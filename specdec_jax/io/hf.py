@@ -13,7 +13,7 @@ import numpy as np
 from specdec_jax.io import files, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
-from specdec_jax.io.quantised import module
+from specdec_jax.io.quantised import form
 from specdec_jax.io.quantised import reader as quantised
 from specdec_jax.models import config as model_config
 
@@ -76,10 +76,10 @@ def open_folder(
   if how is not None:
     plans, plain = quantised.plan(str(folder), how, arrays)
   for name, array in plain.items():
-    if array.dtype not in module.FLOATS:
+    if array.dtype not in form.FLOATS:
       raise ValueError(
         f'{found[name][1]}: {name} is {array.dtype}; allowed are '
-        f'{", ".join(module.FLOATS)}, and the parts of quantised matrices of '
+        f'{", ".join(form.FLOATS)}, and the parts of quantised matrices of '
         'which config.json has the quantization_config'
       )
   reader = quantised.opened(source, naming, plans, plain)

@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec_jax.io import names
 from specdec_jax.io.arrays.stored import Stored
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 from specdec_jax.io.quantised import reader as quantised
 from specdec_jax.models import config as model_config
 
@@ -33,7 +33,7 @@ def open_pair(
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
   """(settings, weights, paths) of decoder.onnx and encoder.onnx beside it."""
   config = model_config.sized('t5_small')
-  plans: dict[str, module.Plan] = {}
+  plans: dict[str, form.Plan] = {}
   plain: dict[str, Stored] = {}
   paths = {part: decoder.with_name(f'{part}.onnx') for part in _LAYER}
   for part, order in _LAYER.items():
@@ -43,7 +43,7 @@ def open_pair(
     for name, x in _named(arrays, part, order, stack.depth).items():
       if isinstance(x, form.Form):
         (O, I), read = x.codes.shape, lambda x=x: x
-        plans[name] = module.Plan('int8', (O, I), (), read, 8, I)
+        plans[name] = form.Plan('int8', (O, I), (), read, 8, I)
       else:
         plain[name] = Stored('F32', x.shape, lambda x=x: x)
   reader = quantised.opened(source, names.HF_T5_GATED, plans, plain)

@@ -9,25 +9,25 @@ fast: qweight [out / 4, in] of 16 bits, scales [8 words, out], and qzeros, or
 
 import functools
 
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 
 # Columns of a word, as they are in its nibbles: 0 2 4 6 1 3 5 7.
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
-def is_gemm(m: module.Module) -> bool:
+def is_gemm(m: form.Module) -> bool:
   """Whether the parts are those of gemm, and not of GPTQ without g_idx."""
   qweight, scales = m.parts['qweight'].shape, m.parts.get('scales')
   outputs = 8 * qweight[-1] if qweight else 0
   return scales is not None and scales.shape[-1:] == (outputs,)
 
 
-def plan(m: module.Module) -> module.Plan:
+def plan(m: form.Module) -> form.Plan:
   fast = m.parts['qweight'].dtype == 'I16'
   rows, columns = m.matrix('qweight', 'I16' if fast else 'I32')
-  scales = m.matrix('scales', *module.FLOATS)
+  scales = m.matrix('scales', *form.FLOATS)
   part = 'scaled_zeros' if 'scaled_zeros' in m.parts else 'qzeros'
-  zeros = m.matrix(part, *(module.FLOATS if fast else ('I32',)))
+  zeros = m.matrix(part, *(form.FLOATS if fast else ('I32',)))
   if not fast and is_gemm(m):
     O, I, form_of = 8 * columns, rows, _gemm
     group = max(1, I // scales[0])
@@ -47,7 +47,7 @@ def plan(m: module.Module) -> module.Plan:
     m.misfit(f'its parts fit no matrix of 4 bits in groups of {group}')
   read = functools.partial(form_of, m, part, (O, I), group)
   parts = ('qweight', 'scales', part)
-  return module.Plan('AWQ 4-bit', (O, I), parts, read, 4, group)
+  return form.Plan('AWQ 4-bit', (O, I), parts, read, 4, group)
 
 
 def _words(I: int, group: int) -> int:
@@ -57,7 +57,7 @@ def _words(I: int, group: int) -> int:
   return -(-words // multiple) * multiple
 
 
-def _gemm(m: module.Module, zeros: str, shape, group: int) -> form.Form:
+def _gemm(m: form.Module, zeros: str, shape, group: int) -> form.Form:
   def sorted_codes(part):
     codes = form.unpack(m.get(part), 4)
     words = codes.reshape(len(codes), -1, 8)[..., _ORDER]
@@ -67,14 +67,14 @@ def _gemm(m: module.Module, zeros: str, shape, group: int) -> form.Form:
   return form.Form(sorted_codes('qweight'), scale, (1, group), zero)
 
 
-def _gemv(m: module.Module, zeros: str, shape, group: int) -> form.Form:
+def _gemv(m: form.Module, zeros: str, shape, group: int) -> form.Form:
   groups = shape[1] // group
   zero = form.unpack(m.get(zeros), 4)[:, :groups]
   scale = m.floats('scales')[:, :groups]
   return form.Form(form.unpack(m.get('qweight'), 4), scale, (1, group), zero)
 
 
-def _fast(m: module.Module, zeros: str, shape, group: int) -> form.Form:
+def _fast(m: form.Module, zeros: str, shape, group: int) -> form.Form:
   """Undoes AutoAWQ's pack_intweight (awq/modules/linear/gemv_fast.py)."""
   (O, I), groups = shape, shape[1] // group
   x = form.unpack(m.get('qweight'), 4).reshape(O // 4, I // 64, 4, 64)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 from specdec_jax.kernels import quantised
 
 _STATE = 'weight.quant_state.bitsandbytes__'
@@ -19,12 +19,12 @@ _STATE = 'weight.quant_state.bitsandbytes__'
 _WIDTHS = {'U8': 1, 'F16': 2, 'BF16': 2, 'F32': 4}
 
 
-def state_of(m: module.Module) -> str:
+def state_of(m: form.Module) -> str:
   """The part with the settings of four bits; '' if there is none."""
   return next((x for x in m.parts if x.startswith(_STATE)), '')
 
 
-def plan4(m: module.Module) -> module.Plan:
+def plan4(m: form.Module) -> form.Plan:
   part = state_of(m)
   s = _state(m, part)
   shape, block, nested = tuple(s['shape']), s['blocksize'], 'nested_offset' in s
@@ -54,10 +54,10 @@ def plan4(m: module.Module) -> module.Plan:
     own = np.array_equal(m.floats('weight.quant_map'), quantised.NF4)
     panels = 'NF4_64' if own else ''
   kind = f'bitsandbytes {s["quant_type"]}'
-  return module.Plan(kind, shape, parts, read, panels=panels)
+  return form.Plan(kind, shape, parts, read, panels=panels)
 
 
-def _state(m: module.Module, part: str) -> dict[str, Any]:
+def _state(m: form.Module, part: str) -> dict[str, Any]:
   try:
     s = json.loads(m.get(part).tobytes())
     sizes = [*s['shape'], s['blocksize']]
@@ -72,7 +72,7 @@ def _state(m: module.Module, part: str) -> dict[str, Any]:
   return s
 
 
-def _absmax(m: module.Module, s: dict[str, Any]) -> np.ndarray:
+def _absmax(m: form.Module, s: dict[str, Any]) -> np.ndarray:
   if 'nested_offset' not in s:
     return m.floats('weight.absmax')
   codes = m.get('weight.absmax')
@@ -82,7 +82,7 @@ def _absmax(m: module.Module, s: dict[str, Any]) -> np.ndarray:
   return table[codes] * each + np.float32(s['nested_offset'])
 
 
-def plan8(m: module.Module) -> module.Plan:
+def plan8(m: form.Module) -> form.Plan:
   shape = O, I = m.matrix('weight', 'I8')
   if m.kind('SCB') != ('F32', (O,)):
     m.misfit('SCB is not a scale a row')
@@ -95,4 +95,4 @@ def plan8(m: module.Module) -> module.Plan:
     return form.Form(m.get('weight'), scale, (1, I), unit=1 / 127)
 
   parts = ('weight', 'SCB', 'weight_format')
-  return module.Plan('bitsandbytes int8', shape, parts, read, 8, I)
+  return form.Plan('bitsandbytes int8', shape, parts, read, 8, I)

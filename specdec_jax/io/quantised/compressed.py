@@ -7,13 +7,13 @@ weight_zero_point is packed likewise, along the outputs.
 
 import numpy as np
 
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 
 BITS = (2, 3, 4, 8)
-_PARTS = ('weight_scale', 'weight_zero_point', 'weight_shape', 'weight_g_idx')
+_PARTS = 'weight_scale', 'weight_zero_point', 'weight_shape', 'weight_g_idx'
 
 
-def plan(m: module.Module) -> module.Plan:
+def plan(m: form.Module) -> form.Plan:
   packed = 'weight_packed' in m.parts
   part = 'weight_packed' if packed else 'weight'
   O, I = m.matrix(part, 'I32' if packed else 'I8')
@@ -43,14 +43,11 @@ def plan(m: module.Module) -> module.Plan:
     scale = m.scales('weight_scale', (O, I), block)
     return form.Form(codes, scale, block, zero, order=order)
 
-  kind, parts = (
-    f'compressed-tensors {bits}-bit',
-    (part, *_PARTS, *module.INPUTS),
-  )
-  return module.Plan(kind, (O, I), parts, read, bits, block[1], order)
+  kind, parts = f'compressed-tensors {bits}-bit', (part, *_PARTS)
+  return form.Plan(kind, (O, I), parts, read, bits, block[1], order)
 
 
-def _inputs(m: module.Module, O: int) -> int:
+def _inputs(m: form.Module, O: int) -> int:
   """The columns of a packed matrix, whose shape is stored."""
   stored, shape = m.kind('weight_shape'), None
   if stored and stored[1] == (2,):
@@ -65,7 +62,7 @@ def _words(count: int, bits: int, whole: bool) -> int:
   return -(-count // (32 // bits)) if whole else -(-count * bits // 32)
 
 
-def _packing(m: module.Module, I: int, words: int) -> tuple[int, bool]:
+def _packing(m: form.Module, I: int, words: int) -> tuple[int, bool]:
   """(bits, whether words have whole codes): the one way that fits."""
   stated = m.stated('num_bits') or BITS
   fits = {

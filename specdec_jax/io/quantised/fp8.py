@@ -7,14 +7,14 @@ by 128, those at the edges smaller).
 import ml_dtypes
 import numpy as np
 
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 
 _BYTES = np.arange(256, dtype=np.uint8)
 TABLE = _BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 _SCALES = ('weight_scale_inv', 'weight_scale', 'scale')
 
 
-def plan(m: module.Module) -> module.Plan:
+def plan(m: form.Module) -> form.Plan:
   shape = m.matrix('weight', 'F8_E4M3')
   part = next((x for x in _SCALES if x in m.parts), 'weight_scale')
   block = m.block(part, shape, m.stated('weight_block_size', 'block_structure'))
@@ -24,4 +24,4 @@ def plan(m: module.Module) -> module.Plan:
       m.get('weight'), m.scales(part, shape, block), block, table=TABLE
     )
 
-  return module.Plan('FP8', shape, ('weight', part, *module.INPUTS), read)
+  return form.Plan('FP8', shape, ('weight', part), read)

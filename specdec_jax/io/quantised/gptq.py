@@ -9,14 +9,14 @@ import math
 
 import numpy as np
 
-from specdec_jax.io.quantised import form, module
+from specdec_jax.io.quantised import form
 
 BITS = (2, 3, 4, 8)
 
 
-def plan(m: module.Module) -> module.Plan:
+def plan(m: form.Module) -> form.Plan:
   rows, O = m.matrix('qweight', 'I32')
-  G, scales = m.matrix('scales', *module.FLOATS)
+  G, scales = m.matrix('scales', *form.FLOATS)
   zeros, words = m.matrix('qzeros', 'I32')
   I = math.prod(m.parts['g_idx'].shape) if 'g_idx' in m.parts else None
   # By the shapes, since `dynamic` settings give some modules other bits.
@@ -47,10 +47,10 @@ def plan(m: module.Module) -> module.Plan:
     )
 
   kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')
-  return module.Plan(kind, (O, I), parts, read, bits, group, order)
+  return form.Plan(kind, (O, I), parts, read, bits, group, order)
 
 
-def _first(m: module.Module, stored: np.ndarray, bits: int) -> int:
+def _first(m: form.Module, stored: np.ndarray, bits: int) -> int:
   """What a stored 0 stands for: 1 in version 1, 0 in version 2.
 
   Some files state the other version. The data of symmetric ones tell: their

@@ -11,15 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax.io import files, names
+from specdec_jax.io import names
 from specdec_jax.io.arrays.stored import Stored
 from specdec_jax.io.quantised import awq, bnb, compressed, form, fp8, gptq, mlx
-from specdec_jax.io.quantised.module import Module, Plan
 
 _KEYS = ('quantization_config', 'quantization')
-# Older files have the settings beside config.json.
-_BESIDE = {'quantize_config.json': 'gptq', 'quant_config.json': 'awq'}
-_SYNONYMS = {'w_bit': 'bits', 'wbits': 'bits', 'q_group_size': 'group_size'}
 # quant_method -> setting -> its allowed values; an absent one is None.
 _METHODS: dict[str, dict[str, tuple]] = {
   'gptq': {
@@ -51,6 +47,8 @@ _ROUND: dict[str, dict[str, Any]] = {
   'auto_awq': dict(quant_method='awq'),
   'fp8': dict(quant_method='fp8'),
 }
+# Of activations, which are not quantised here.
+_INPUTS = 'input_scale', 'input_zero_point'
 _PARTS = re.compile(
   r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros|biases'
   r'|weight(_(packed|scale|scale_inv|zero_point|shape|g_idx))?|scale'
@@ -62,22 +60,14 @@ _PARTS = re.compile(
 def settings(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-  """(settings of the quantisation, all others) of a config.json.
-
-  raw, path: its content and its own; older settings are in a file beside it.
-  """
-  inner, found = raw.get('text_config'), []
+  """(settings of the quantisation, all others) of a config.json, at `path`."""
+  inner = raw.get('text_config')
   others = lambda x: {k: y for k, y in x.items() if k not in _KEYS}
-  rest = others(raw)
+  rest, places = others(raw), [raw]
   if isinstance(inner, dict):
     rest['text_config'] = others(inner)
-  for place in (raw, inner if isinstance(inner, dict) else {}):
-    found += [place[k] for k in _KEYS if place.get(k) is not None]
-  for name, method in _BESIDE.items():
-    beside = path.with_name(name)
-    if not found and beside.exists():
-      found = [{'quant_method': method} | files.read_json(beside)]
-      path = beside
+    places += [inner]
+  found = [x[k] for x in places for k in _KEYS if x.get(k) is not None]
   return (_checked(found[0], path) if found else None), rest
 
 
@@ -85,8 +75,7 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
   """The settings under the names that are read here."""
   if not isinstance(values, dict):
     raise ValueError(f'{path}: quantization_config={values!r}: give an object')
-  named: dict[str, Any] = values
-  out = {_SYNONYMS.get(key, key): x for key, x in named.items()}
+  out: dict[str, Any] = {**values}
   method = out.setdefault('quant_method', 'mlx')
   if method == 'auto-round':
     packing = str(out.get('packing_format', 'auto_round:auto_gptq'))
@@ -96,8 +85,6 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
     out['version'] = out['version'].lower()
   if method == 'gptq':
     out.setdefault('checkpoint_format', out.get('format'))
-    if 'zero_point' in out:
-      out.setdefault('sym', not out['zero_point'])
   if not isinstance(method, str) or method not in _METHODS:
     raise ValueError(
       f'{path}: quantization_config with quant_method={method!r} and the keys '
@@ -116,7 +103,7 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
 
 def plan(
   source: str, values: Mapping[str, Any], arrays: Mapping[str, Stored]
-) -> tuple[dict[str, Plan], dict[str, Stored]]:
+) -> tuple[dict[str, form.Plan], dict[str, Stored]]:
   """(how each matrix is read, the arrays that are no part of one), by name.
 
   Reads no matrix. values: the settings, from `settings`.
@@ -127,10 +114,10 @@ def plan(
       modules.setdefault(match[1], {})[match[2]] = x
   plans, plain = {}, dict(arrays)
   for name, parts in modules.items():
-    m = Module(source, name, parts, values)
+    m = form.Module(source, name, parts, values)
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
-      for part in parts.keys() & set(found.parts):
+      for part in parts.keys() & {*found.parts, *_INPUTS}:
         del plain[f'{name}.{part}']
       if f'{name}.weight' in plain:
         m.misfit('it is stored twice, quantised and as a weight')
@@ -140,7 +127,7 @@ def plan(
 def opened(
   source: str,
   naming: names.Naming,
-  plans: Mapping[str, Plan],
+  plans: Mapping[str, form.Plan],
   plain: Mapping[str, Stored],
 ) -> names.Reader:
   """A checkpoint as if it had been dequantised, from what `plan` returns."""
@@ -176,7 +163,7 @@ def opened(
   )
 
 
-def _family(m: Module) -> Callable[[Module], Plan] | None:
+def _family(m: form.Module) -> Callable[[form.Module], form.Plan] | None:
   """What plans a module; None: it is not quantised."""
   if 'qweight' in m.parts:
     if 'g_idx' in m.parts:
