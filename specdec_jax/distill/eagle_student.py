@@ -16,7 +16,7 @@ from specdec_jax.distill import eagle_loss, lm_student, sections, students
 from specdec_jax.drafters import dflash, draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import export, files, hf
-from specdec_jax.io.published import dflash_folder, eagle_export
+from specdec_jax.io.published import eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import text_loss
@@ -127,6 +127,18 @@ def _picked(student: sections.Student, target: build.LanguageModel, known):
   return {name: x for name, x in out.items() if name in known}
 
 
+def mask_id(target: build.LanguageModel) -> int:
+  """An id for masks, which few texts have."""
+  named = dict(target.tokenizer.specials)
+  found: list[Any] = [
+    target.tokenizer.inner.token_to_id(named[name])
+    for name in ('mask_token', 'pad_token')
+    if name in named
+  ]
+  known = range(target.config.vocab)
+  return next((i for i in (*found, target.ids) if i in known), target.ids - 1)
+
+
 def make(
   student: sections.Student,
   start: students.Start,
@@ -149,8 +161,7 @@ def make(
   draft: Any = config
   module, loss_of = eagle_drafter, eagle_loss.unrolled
   if student.kind == 'dflash':
-    mask = next(iter(dflash_folder.masks(target).values()), target.ids - 1)
-    draft = eagle.Blocks(config, mask, loss.unroll + 1)
+    draft = eagle.Blocks(config, mask_id(target), loss.unroll + 1)
     module, loss_of = dflash, eagle_loss.masked
   size = sum(x.size for x in jax.tree.leaves(trained))
   constrain = layout and layout.constrain

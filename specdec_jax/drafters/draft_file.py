@@ -19,7 +19,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from specdec_jax import hosts, sharding, types
+from specdec_jax import sharding, types
 from specdec_jax.io import files, load, names
 from specdec_jax.io.published import eagle_folder
 from specdec_jax.io.quantised import rounded
@@ -270,22 +270,7 @@ def fit_eagle(
       f'eagle {source}: damaged: its vocabulary is not a list of different ids '
       f'below {target.ids}'
     )
-  place = lambda x: hosts.put(x, put)
-  ids = place(ids.astype(np.int32))
-  layer = lm.nest(
-    {
-      name: place(jnp.asarray(x, want[name].dtype))
-      for name, x in draft.layer.items()
-    }
-  )
-  if target.config.run.packed:
-    run = target.config.run
-    config = eagle.settings(target.config, draft.taps, run=run)
-  made = eagle.weights(layer, ids, target.params)
-  own = {'layer': layer, 'head': place(made['head'])}
-  if target.config.run.packed:
-    own = rounded.pack_draft(own)
-  return config, made | own
+  return eagle_folder.placed(config, draft.layer, ids, target, put)
 
 
 # --- layers on the target's embedding, head and encoder ----------------------

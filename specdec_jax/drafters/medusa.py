@@ -39,7 +39,7 @@ def for_target(
   found = check(target, source) if settings.check == 'auto' else None
   reading = readings.judge(f'medusa {source}', target, found)
   model, params = _read_as(reading, target, source)
-  most = len(params['heads']) - model.first
+  most = len(params['heads'])
   tree = branch.settings_of(settings.tree)
   needed = len(tree['levels']) or gamma
   if needed > most:
@@ -62,7 +62,7 @@ def check(
 ) -> readings.Result:
   """How the heads of a source agree with a target."""
   paths, heads = medusa_heads.find(source), medusa_heads.fit(source, target)
-  gamma = min(readings.DRAFTS, max(len(heads) - 1, 1))
+  gamma = min(readings.DRAFTS, len(heads))
 
   def drafter(reading: readings.Reading):
     model, params = _read_as(reading, target, source)
@@ -72,26 +72,16 @@ def check(
     target,
     ('medusa', *files.stamp(paths)),
     lambda: files.digest(paths),
-    lambda: _questions(heads),
+    lambda: [["states before the target's norm"]],
     drafter,
   )
 
 
-def _questions(heads) -> tuple[tuple[str, ...], ...]:
-  """What a source leaves open, as io.published.readings has it."""
-  sooner = ('each head for the token before',) if len(heads) > 1 else ()
-  shared = ("the target's head for their own",) if 'head' in heads['0'] else ()
-  return ("states before the target's norm",), sooner, shared
-
-
 def _read_as(reading: readings.Reading, target: load.LanguageModel, source):
-  """(Heads, weights.draft) under answers to `_questions`."""
+  """(Heads, weights.draft); any answer is that states are not normed."""
   heads, c = medusa_heads.fit(source, target), target.config
-  raw, sooner, shared = map(bool, reading or ('',) * 3)
-  if shared:
-    heads = {i: {'layers': head['layers']} for i, head in heads.items()}
-  sizes = c.depth - raw, c.width, c.activations
-  model = Heads(target.model, target.ids, *sizes, first=int(sooner))
+  tap = c.depth - any(reading)
+  model = Heads(target.model, target.ids, tap, c.width, c.activations)
   return model, {'heads': heads, 'target': target.params}
 
 
@@ -102,8 +92,6 @@ class Heads(NamedTuple):
   ids: how many ids are real.
   tap: the states, as types.Model.apply numbers them.
   width, dtype: of a state.
-  first: the head of a window's first draft: 0, or 1 where each head predicts
-    the token before the one that it should.
   """
 
   target: types.Model
@@ -111,18 +99,17 @@ class Heads(NamedTuple):
   tap: int
   width: int
   dtype: str
-  first: int = 0
 
   def logits(self, params, number: int, x_BTD: types.Array) -> types.Array:
     """Those of a window's draft, [B, T, V] float32 or wider, of these states.
 
     params: weights.draft, {'heads': {'0': {'layers': {'0': {'kernel': [D, D],
-      'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a layer may have
-      no 'bias', and a head without 'head' has the target's.
+      'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a head without
+      'head' has the target's.
     """
-    head = params['heads'][str(number + self.first)]
+    head = params['heads'][str(number)]
     for layer in head['layers'].values():
-      y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer.get('bias'))
+      y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer['bias'])
       x_BTD = x_BTD + jax.nn.silu(y_BTD)
     if 'head' not in head:
       assert self.target.project is not None

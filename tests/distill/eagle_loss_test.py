@@ -9,7 +9,6 @@ import pytest
 
 from specdec_jax import build, forward
 from specdec_jax.distill import eagle_loss, eagle_student, sections
-from specdec_jax.io.published import dflash_folder
 from specdec_jax.models import eagle, lm
 from tests import fakes
 from tests.distill import runs
@@ -134,7 +133,7 @@ def a_batch(target, taps, tokens_BL, counted_BL):
 
 def logits_of(made, config, target, batch, start_B):
   """What the loss computes of blocks that are cut from start_B on."""
-  mask = next(iter(dflash_folder.masks(target).values()))
+  mask = eagle_student.mask_id(target)
   blocks = eagle.Blocks(config, mask, GAMMA + 1)
   weights = made.weights(made.params)
   raw = eagle_loss._undone(config, batch['features'], batch)

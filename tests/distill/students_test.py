@@ -142,7 +142,7 @@ def test_a_draft_of_some_ids_keeps_them(tmp_path):
   assert again.draft_ids == ids
   np.testing.assert_array_equal(again.params['head'], few.params['head'])
   # Held beside the same weights with all ids.
-  both = work.own_bytes((few.as_draft[1], few.params), {})
+  both = work.tree_bytes(work.own_leaves((few.as_draft[1], few.params), {}))
   size = work.tree_bytes(few.params)
   assert size < both < size + work.tree_bytes(few.params['head']) * 1.1
   mark = folder / export.MARK

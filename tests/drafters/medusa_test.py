@@ -14,7 +14,7 @@ import safetensors.numpy
 
 from specdec_jax import build, forward, types
 from specdec_jax.drafters import medusa
-from specdec_jax.io.published import medusa_heads, readings
+from specdec_jax.io.published import readings
 from tests import fakes
 from tests.drafters import windows
 from tests.io import tiny, torch_file
@@ -137,39 +137,6 @@ def test_a_head_drafts_the_token_that_it_predicts(
       np.testing.assert_allclose(q_KV[k], q_V, rtol=0, atol=1e-9)
 
 
-def vllm(name, start):
-  head, layer, kind, *end = name.split('.')
-  if kind == 'linear':
-    return f'{start}blocks.{head}.layers.{layer}.{end[0]}'
-  return f'{start}lm_heads.{head}.weight'
-
-
-@pytest.mark.parametrize('start', ['', 'medusa_heads.'])
-def test_heads_of_vllm_are_the_same(tmp_path, start):
-  """Which have biases only where their settings say so."""
-  arrays = heads(layers=2)
-  folder, source = save(tmp_path / 'm', arrays, 'safetensors')
-  target = tiny.read(folder)
-  wanted, found = medusa_heads.fit(source, target), []
-  for biased in (True, False):
-    named = {
-      vllm(name, start): x
-      for name, x in arrays.items()
-      if biased or 'bias' not in name
-    }
-    other = tmp_path / f'{biased}'
-    other.mkdir()
-    safetensors.numpy.save_file(named, other / 'model.safetensors')
-    found.append(medusa_heads.fit(other, target))
-  tiny.check_equal(found[0], wanted)
-  less = lambda path, x: x * (path[-1].key != 'bias')
-  zeros = jax.tree_util.tree_map_with_path(less, wanted)
-  c, x_BTD = CONFIG, jnp.ones((1, 1, CONFIG.width))
-  model = medusa.Heads(target.model, target.ids, c.depth, c.width, 'float32')
-  one, two = (model.logits({'heads': x}, 1, x_BTD) for x in (found[1], zeros))
-  np.testing.assert_allclose(one, two, rtol=1e-6)
-
-
 def without(name):
   return {k: x for k, x in heads().items() if k != name}
 
@@ -183,10 +150,6 @@ def without(name):
     (without('0.1.weight'), r'no place for \[1.1.weight, 2.1.weight, 3'),
     (without('0.0.linear.weight'), r'nothing for \[0.0.linear.weight'),
     ({'lm_heads.0.weight': np.ones((2, 2))}, r'no place for \[lm_heads.0.w'),
-    (
-      heads() | {'blocks.0.layers.0.weight': np.ones((32, 32))},
-      '0.0.linear.weight is there twice',
-    ),
     (heads() | {'token_map': np.ones(9)}, r'no place for \[token_map\]'),
     (
       heads() | {'2.0.linear.weight': np.ones((16, 16))},

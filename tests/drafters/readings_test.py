@@ -128,15 +128,11 @@ PLANT = {'medusa': plant_heads, 'dflash': plant_block}
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 RAW = "states before the target's norm"
 MISREAD = [
-  ('medusa', (RAW, '', '')),
-  ('medusa', ('', 'each head for the token before', '')),
-  ('medusa', ('', '', "the target's head for their own")),
-  ('dflash', ('norms stored less 1', '', '', '', '')),
-  ('dflash', ('', 'taps one layer lower', '', '', '')),
-  ('dflash', ('', 'taps one layer higher', '', '', '')),
-  ('dflash', ('', '', 'a norm of each tap', '', '')),
-  ('dflash', ('', '', '', 'the first id that is no token for masks', '')),
-  ('dflash', (*[''] * 4, 'each token of a block for the place after it')),
+  ('medusa', (RAW,)),
+  ('dflash', ('norms stored less 1', '', '')),
+  ('dflash', ('', 'taps one layer lower', '')),
+  ('dflash', ('', 'taps one layer higher', '')),
+  ('dflash', ('', '', 'a norm of each tap')),
 ]
 OFTEN = [('medusa', RAW, 0), ('dflash', 'taps one layer lower', 0)]
 CASES = [
@@ -157,21 +153,10 @@ def test_what_is_misread_is_found(name, reading, seed, tmp_path, caplog):
   """And runs."""
   given, module, right = target(seed), DRAFTERS[name], readings.words(reading)
   PLANT[name](tmp_path, given, reading, seed)
-  found = module.check(given, tmp_path)
-  assert readings.words(found.reading) == right, found.agreed
-  assert found.agreed[right][0] > readings.LOW
-  assert sum(found.agreed[right]) > sum(found.agreed['as it claims']) + 0.3
-  settings = module.Settings(tmp_path)
-  with caplog.at_level(logging.WARNING):
-    made = module.for_target(given, settings, gamma=2, chunk=8)
-  (record,) = caplog.records
-  assert f'it claims, and runs with {right}: its' in record.getMessage()
+  _, made = readings_test.corrected(module, given, tmp_path, right, caplog)
   claimed = module.Settings(tmp_path, check='off')
   other = module.for_target(given, claimed, gamma=2, chunk=8)
-  same = made.params.keys() == other.params.keys()
-  same &= made.drafter is other.drafter
-  same &= jax.tree.structure(made.params) == jax.tree.structure(other.params)
-  if same:  # the arrays alone differ
+  if made.drafter is other.drafter:  # the arrays alone differ
     both = made.params['layer'], other.params['layer']
     assert not jax.tree.all(jax.tree.map(np.array_equal, *both))
 
@@ -199,30 +184,6 @@ def test_a_draft_that_is_what_it_claims_is_never_refused(
   assert not caplog.records
   claimed = module.Settings(tmp_path, check='off')
   assert make(given, claimed).drafter is made.drafter
-  (kept,) = cache.glob('readings/*.json')
-  assert json.loads(kept.read_text())['agreed']['as it claims'][0] > 0.6
-  monkeypatch.setattr(readings, '_measured', None)
-  given.drafts.clear()
-  make(given, settings)
-
-
-def test_what_an_answer_changes(tmp_path):
-  given, x_BTD = target(0), jnp.ones((1, 1, D))
-  random_heads(tmp_path, 0)
-  claimed, params = medusa._read_as((), given, tmp_path)
-  raw, sooner, shared = (reading for name, reading in MISREAD[:3])
-  assert medusa._read_as(raw, given, tmp_path)[0].tap == claimed.tap - 1
-  model, same = medusa._read_as(sooner, given, tmp_path)
-  one, two = model.logits(same, 0, x_BTD), claimed.logits(params, 1, x_BTD)
-  np.testing.assert_array_equal(one, two)
-  assert 'head' not in medusa._read_as(shared, given, tmp_path)[1]['heads']['0']
-  random_block(tmp_path, 0)
-  wanted = [(261, 1), *[(261, 1)] * 4, (given.ids, 1), (261, 0)]
-  for (_, reading), (mask, first) in zip(
-    [('', ()), *MISREAD[3:]], wanted, strict=True
-  ):
-    blocks, _ = dflash_folder.fit(tmp_path, given, reading=reading)
-    assert (blocks.mask, blocks.first) == (mask, first)
 
 
 @pytest.mark.more
@@ -235,13 +196,9 @@ def test_a_target_that_reads_sources_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'name, begin, count',
-  [('medusa', random_heads, 8), ('dflash', random_block, 48)],
+  [('medusa', random_heads, 2), ('dflash', random_block, 12)],
 )
 def test_a_draft_of_nothing_is_refused(name, begin, count, tmp_path):
   """All readings are tried: two may hide each other."""
   begin(tmp_path, 0)
-  given, module = target(0), DRAFTERS[name]
-  assert len(module.check(given, tmp_path).agreed) == count
-  settings = module.Settings(tmp_path)
-  with pytest.raises(ValueError, match=f'{name} {tmp_path}: its first drafts'):
-    module.for_target(given, settings, gamma=2, chunk=8)
+  readings_test.refused(DRAFTERS[name], tmp_path, count)

@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import api, build, forward
+from specdec_jax import api, forward
 from specdec_jax.distill import eagle_loss
-from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import files, load
-from specdec_jax.io.published import eagle_folder, readings
+from specdec_jax.io.published import eagle_folder
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
@@ -238,46 +237,16 @@ BAD = [
     r'it reads what layers \(1, 4, 11\) leave, and a target has 10 layers',
   ),
   (
-    changed(dict(eagle_aux_hidden_state_layer_ids=[2, 2, 5])),
-    r'it reads what layers \(1, 1, 4\) leave',
-  ),
-  (
-    changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5])),
-    r'fc.weight has shape \(16, 48\); its settings and .* need \(16, 32\)',
-  ),
-  (
-    changed(arrays=dict(mask_hidden=ONES((1, 48)))),
-    r'no place for \[mask_hidden\]; nothing for \[\]',
-  ),
-  (
     changed(without=['fc.weight', 'lm_head.weight']),
     r'no place for \[\]; nothing for \[fc.weight, lm_head.weight\]',
-  ),
-  (
-    changed(dict(fc_norm=True)),
-    r'nothing for \[fc_norm.0.weight, fc_norm.1.weight, fc_norm.2.weight\]',
-  ),
-  (
-    changed(arrays={'lm_head.weight': ONES((12, 8))}),
-    r'lm_head.weight has shape \(12, 8\); .* need \(12, 16\)',
   ),
   (
     changed(arrays={'fc.weight': np.full((16, 48), np.nan, 'f4')}),
     'fc.weight has 768 values that are not finite in float32; the file is dam',
   ),
-  # As ids, not offsets; one twice; none, of a head for some ids.
+  # As ids, not offsets; none, of a head for some ids.
   (changed(arrays=dict(d2t=OFFSETS + np.arange(12))), 'damaged: i . d2t'),
-  (
-    changed(arrays=dict(d2t=-np.arange(12))),
-    'must be 12 different ids below 40',
-  ),
   (changed(without=['d2t']), 'damaged: i . d2t'),
-  (changed(layers=dict(hidden_act='tanh')), 'hidden_act='),
-  # Under two names that mean the same.
-  (
-    changed(arrays={'model.fc.weight': ONES((16, 48))}),
-    ': fc.weight is there twice',
-  ),
 ]
 
 
@@ -303,15 +272,6 @@ def test_a_narrower_draft_needs_an_embedding(tmp_path):
     ValueError, match='has no embed_tokens.weight, and is not'
   ):
     eagle_folder.fit(saved(tmp_path, raw, arrays), '', wide)
-
-
-def test_a_folder_without_weights(tmp_path):
-  why = "config.json: no such file; .*, a draft's config.json and its weights"
-  with pytest.raises(ValueError, match=why):
-    eagle_folder.fit(tmp_path, '', target())
-  (tmp_path / 'config.json').write_text('{}')
-  with pytest.raises(ValueError, match='model.safetensors: no such file'):
-    eagle_folder.fit(tmp_path, '', target())
 
 
 @pytest.mark.more
@@ -474,24 +434,6 @@ def test_a_mimo_drafts_for_itself(tmp_path):
   options = dict(source=folder, check='off')
   drafted = dict(draft='eagle', draft_options=options, gamma=2)
   assert text(**drafted) == text()
-
-
-@pytest.mark.parametrize(
-  'changes, message',
-  [
-    (dict(vocab=264), 'for a target of vocabulary 320, and m has 264; give'),
-    (dict(width=64), 'for a target of width 32, and m has 64; give a draft of'),
-  ],
-)
-def test_a_module_of_another_target_is_refused(
-  tmp_path, monkeypatch, changes, message
-):
-  """Before anything is compiled."""
-  monkeypatch.setattr(readings, 'own_text', None)
-  folder, c = mimo(tmp_path / 'mimo'), tiny.config('qwen2', **changes)
-  other = tiny.read(tiny.write_folder(tmp_path / 'm', c, 'qwen2'))
-  with pytest.raises(ValueError, match=f'^eagle {folder}: {message}'):
-    build.engine(other, eagle_drafter.Settings(folder), gamma=2)
 
 
 def test_a_mimo_without_a_part_is_refused(tmp_path):

@@ -20,7 +20,7 @@ import safetensors.numpy
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import load
-from specdec_jax.io.published import claims, eagle_folder, readings
+from specdec_jax.io.published import eagle_folder, readings
 from specdec_jax.models import eagle, lm
 from tests import programs
 from tests.io import tiny
@@ -116,9 +116,7 @@ def trained(kind, seed):
   if RAW in reading:  # such features are as much louder
     arrays['fc.weight'][:, D:] /= 100
   folder = saved(pathlib.Path(FOLDER.name, f'{kind} {seed}'), facts, arrays)
-  claim, _ = eagle_folder._claimed(folder, '', given)
-  for change in claims.changes(claim, CONFIG.depth, reading):
-    claim, _ = change(claim, arrays)
+  claim, _ = eagle_folder._claimed(folder, '', given, reading=reading)
   config = eagle_folder._config(folder / 'config.json', claim, arrays, given)
   places = eagle_folder._places('', config, arrays)
   flat = {
@@ -227,6 +225,19 @@ CASES = [
 ]
 
 
+def corrected(module, given, folder, right, caplog):
+  """(what is found of a draft, the Method): it runs as these words say."""
+  found = module.check(given, folder)
+  assert readings.words(found.reading) == right, found.agreed
+  assert found.agreed[right][0] > readings.LOW
+  assert sum(found.agreed[right]) > sum(found.agreed['as it claims']) + 0.3
+  with caplog.at_level(logging.WARNING):
+    made = module.for_target(given, module.Settings(folder), gamma=2, chunk=8)
+  (record,) = caplog.records
+  assert f'it claims, and runs with {right}: its' in record.getMessage()
+  return found, made
+
+
 @pytest.mark.parametrize('right, kind, claimed, change, seed', CASES)
 def test_what_is_misread_is_found(
   right, kind, claimed, change, seed, tmp_path, caplog
@@ -234,16 +245,7 @@ def test_what_is_misread_is_found(
   """And runs; without the check it runs as it claims."""
   folder = saved(tmp_path / 'draft', claimed, change(trained(kind, seed)))
   given = target(seed)
-  found = eagle_drafter.check(given, folder)
-  assert readings.words(found.reading) == right
-  assert found.agreed[right][0] > readings.LOW
-  assert sum(found.agreed[right]) > sum(found.agreed['as it claims']) + 0.3
-  with caplog.at_level(logging.WARNING):
-    made = eagle_drafter.for_target(
-      given, eagle_drafter.Settings(folder), gamma=2, chunk=8
-    )
-  (record,) = caplog.records
-  assert f'it claims, and runs with {right}: its' in record.getMessage()
+  found, made = corrected(eagle_drafter, given, folder, right, caplog)
   want = eagle_folder.fit(folder, '', given, reading=found.reading)
   same = jax.tree.map(np.array_equal, made.params, want[1])
   assert jax.tree.all(same) and made.drafter.taps == want[0].taps
@@ -293,11 +295,14 @@ def test_a_draft_that_is_what_it_claims_is_never_refused(
 def test_a_draft_of_nothing_is_refused(tmp_path):
   """All readings are tried: two may hide each other."""
   folder = saved(tmp_path / 'draft', FIRST, begun(False, 0))
-  found = eagle_drafter.check(target(0), folder)
-  assert len(found.agreed) == 8 and found.unigram > 0
-  settings = eagle_drafter.Settings(folder)
-  with pytest.raises(ValueError, match=f'eagle {folder}: its first drafts'):
-    eagle_drafter.for_target(target(0), settings, gamma=2, chunk=8)
+  refused(eagle_drafter, folder, count=8)
+
+
+def refused(module, folder, count):
+  found = module.check(target(0), folder)
+  assert len(found.agreed) == count and found.unigram > 0
+  with pytest.raises(ValueError, match=f'{folder}: its first drafts'):
+    module.for_target(target(0), module.Settings(folder), gamma=2, chunk=8)
 
 
 CLAIM, OTHER = 'as it claims', 'raw feedback'

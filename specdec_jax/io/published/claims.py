@@ -62,11 +62,14 @@ def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
   ]
 
 
-def changes(
-  claim: Claim, depth: int, reading: readings.Reading
-) -> list[Change]:
-  asked = zip(questions(claim, depth), reading, strict=False)
-  return [answers[answer] for answers, answer in asked if answer]
+def read_as(
+  claim: Claim, arrays: Arrays, depth: int, reading: readings.Reading
+) -> tuple[Claim, Arrays]:
+  """The claim and the arrays under these answers; (): as they are."""
+  for changes, answer in zip(questions(claim, depth), reading, strict=False):
+    if answer:
+      claim, arrays = changes[answer](claim, arrays)
+  return claim, arrays
 
 
 def _set(taps: tuple[int, ...] = (), **settings) -> Change:

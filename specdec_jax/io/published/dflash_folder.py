@@ -30,15 +30,11 @@ def fit(
   source: as `find` has it; the rest is as in eagle_folder.fit.
   """
   where, folder = f'dflash {source}', find(source)
-  mask, size, first = _block(folder, where, target)
-  *own, other, moved = reading or ('', '')
-  config, params = eagle_folder.fit(
-    folder, where, target, put, _claim, tuple(own)
-  )
+  block = _block(folder, where, target)
+  config, params = eagle_folder.fit(folder, where, target, put, _claim, reading)
   if any(config.block.windows):
     raise ValueError(f'{where}: layers with a sliding window are not read')
-  mask = masks(target, mask)[other] if other else mask
-  return eagle.Blocks(config, mask, size, first ^ bool(moved)), params
+  return eagle.Blocks(config, *block), params
 
 
 def find(source: str | os.PathLike) -> pathlib.Path:
@@ -54,30 +50,7 @@ def questions(
 ) -> tuple[tuple[str, ...], ...]:
   """What a folder leaves open, as io.published.readings has it."""
   where, folder = f'dflash {source}', find(source)
-  mask, _, first = _block(folder, where, target)
-  moved = 'its own place' if first == 0 else 'the place after it'
-  return (
-    *eagle_folder.questions(folder, where, target, _claim),
-    tuple(masks(target, mask)),
-    (f'each token of a block for {moved}',),
-  )
-
-
-def masks(target: load.LanguageModel, claimed: int = -1) -> dict[str, int]:
-  """Other ids that masks may have than the claimed one: {in words: id}."""
-  token = dict(target.tokenizer.specials)
-  found: dict[str, Any] = {
-    f"the target's {name}": target.tokenizer.inner.token_to_id(token[name])
-    for name in ('mask_token', 'pad_token')
-    if name in token
-  }
-  found['the first id that is no token'] = target.ids
-  known = range(target.config.vocab)
-  return {
-    f'{words} for masks': i
-    for words, i in found.items()
-    if i in known and i != claimed
-  }
+  return eagle_folder.questions(folder, where, target, _claim)
 
 
 def _block(

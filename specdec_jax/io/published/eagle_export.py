@@ -31,7 +31,6 @@ def save(
   draft: as fit makes it of such a folder, not fused.
   params: of eagle.Eagle, nested, and perhaps 'head' [H, R] and 'embed' [V, H].
   ids: the draft's vocabulary [R], ascending.
-  about: how it was made.
   verifier: the target, as speculators finds it: 'org/name' or a path.
   """
   config = draft.config if isinstance(draft, eagle.Blocks) else draft
@@ -59,12 +58,11 @@ def _as_mimo(arrays: eagle_folder.Arrays) -> eagle_folder.Arrays:
   modules = {ours: theirs for theirs, ours in eagle_folder.MTP_MODULES.items()}
   out = {}
   for name, x in arrays.items():
-    module = name.removesuffix('.weight')
+    module, _, leaf = name.rpartition('.')
     if module == 'fc':  # which reads the state first
       x = np.roll(x, x.shape[-1] // 2, -1)
-    known = module in modules
-    name = f'{modules[module]}.weight' if known else name
-    out[eagle_folder.MTP + name.removeprefix('layers.0.')] = x
+    theirs = modules.get(module, module.removeprefix('layers.0.'))
+    out[f'{eagle_folder.MTP}{theirs}.{leaf}'] = x
   return out
 
 

@@ -30,6 +30,7 @@ FORMS = (
   'MiMo'
 )
 HEAD, EMBED = 'lm_head.weight', 'embed_tokens.weight'
+IDS = 'd2t', 't2d'
 _AUX = 'eagle_aux_hidden_state_layer_ids'
 Arrays = dict[str, np.ndarray]
 # Where an MTP lies in a MiMo; what it has -> what EAGLE has in its place.
@@ -65,37 +66,52 @@ def fit(
   form: what its config.json says; None: that of EAGLE's forms.
   reading: answers to `questions`; (): all is as the folder claims.
   """
-  claim, arrays = _claimed(folder, where, target, form)
-  for change in claims.changes(claim, target.config.depth, reading):
-    claim, arrays = change(claim, arrays)
+  claim, arrays = _claimed(folder, where, target, form, reading)
   config = _config(folder / 'config.json', claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
   for name, x in arrays.items():
     names.check_finite(where, name, x)
-  place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
-  layer, shapes = {}, eagle.shapes(config)
-  for name, (theirs, turned) in places.items():
-    x = arrays[theirs].T if turned else arrays[theirs]
-    layer[name] = place(x, shapes[name].dtype)
+  turn = lambda x, turned: x.T if turned else x
+  layer = {n: turn(arrays[x], turned) for n, (x, turned) in places.items()}
   ids, own = None, {}
   if HEAD in arrays or 'd2t' in arrays:
     ids, real_R = _vocabulary(where, arrays, target)
-    ids = place(ids[real_R], np.int32)
+    ids = ids[real_R]
     if HEAD in arrays:
-      own['head'] = place(arrays[HEAD][real_R].T, config.block.dtype)
+      own['head'] = arrays[HEAD][real_R].T
   if EMBED in arrays:
-    own['embed'] = place(arrays[EMBED], config.block.dtype)
-  nested = lm.nest(layer)
-  stack = {'0': nested['block']} | nested.get('more', {})
-  block, _ = convert.fuse(config.block, {'layers': stack})
-  run = target.config.run
-  made = eagle.weights(nested, ids, target.params, **own)
+    own['embed'] = arrays[EMBED]
+  return placed(config, layer, ids, target, put, **own)
+
+
+def placed(
+  config: eagle.EagleConfig,
+  layer: Arrays,
+  ids: np.ndarray | None,
+  target: load.LanguageModel,
+  put: jax.sharding.Sharding | None,
+  **own: np.ndarray,
+) -> tuple[eagle.EagleConfig, types.Params]:
+  """(config, weights.draft) of these arrays, as the target runs.
+
+  layer: parameters of models.eagle.Eagle, by flat name.
+  ids, own: see models.eagle.weights.
+  """
+  place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
+  shapes, run = eagle.shapes(config), target.config.run
+  nested = lm.nest({n: place(x, shapes[n].dtype) for n, x in layer.items()})
+  ids = None if ids is None else place(ids, np.int32)
+  heads = {n: place(x, config.block.dtype) for n, x in own.items()}
+  made = eagle.weights(nested, ids, target.params, **heads)
   if 'head' in made and 'head' not in own:  # columns of the target's
     made['head'] = hosts.put(made['head'], put)
+  stack = {'0': nested['block']} | nested.get('more', {})
+  block, _ = convert.fuse(config.block, {'layers': stack})
   if run.packed:
-    own = {x: made[x] for x in ('layer', 'head') if x in made}
-    made |= rounded.pack_draft(own)
+    made |= rounded.pack_draft(
+      {k: made[k] for k in ('layer', 'head') if k in made}
+    )
   block = block.running(scan_layers=run.scan_layers, packed=run.packed)
   return dataclasses.replace(config, block=block), made
 
@@ -110,10 +126,16 @@ def stamp(folder: pathlib.Path) -> tuple[Any, ...]:
 
 
 def _claimed(
-  folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
+  folder: pathlib.Path,
+  where: str,
+  target: load.LanguageModel,
+  form: Form | None = None,
+  reading: readings.Reading = (),
 ) -> tuple[claims.Claim, Arrays]:
   raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
-  return (form or _claim)(where, raw, arrays, target.config.depth), arrays
+  depth = target.config.depth
+  claim = (form or _claim)(where, raw, arrays, depth)
+  return claims.read_as(claim, arrays, depth, reading)
 
 
 def questions(
@@ -229,22 +251,18 @@ def _arrays(folder: pathlib.Path) -> Arrays:
   """The arrays of a folder, by the names that speculators gives EAGLE's."""
   opened = map(stored.open_file, hf.weight_files(folder))
   every = stored.once(folder, (pair for x in opened for pair in x.items()))
-  out = []
-  if inside := {n: x.read() for n, x in every.items() if n.startswith(MTP)}:
-    for name, x in inside.items():
-      name = name.removeprefix(MTP)
-      module = name.partition('.')[0]
+  inside, out = any(name.startswith(MTP) for name in every), []
+  for name, array in every.items():
+    if inside and name.startswith(MTP):
+      module, _, leaf = name.removeprefix(MTP).partition('.')
+      x = array.read()
       if module == 'input_proj':  # which reads the state first
         x = np.roll(x, x.shape[-1] // 2, -1)
-      known = module in MTP_MODULES
-      name = f'{MTP_MODULES[module]}.weight' if known else f'layers.0.{name}'
-      out.append((name, x))
-    out += [(n, every[n].read()) for n in ('d2t', 't2d') if n in every]
-    return stored.once(folder, out)
-  for name, array in every.items():
+      out.append((f'{MTP_MODULES.get(module, f"layers.0.{module}")}.{leaf}', x))
+      continue
     name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
-    if not names.HARMLESS.fullmatch(name):
-      out.append((name, array.read()))
+    kept = name in IDS if inside else not names.HARMLESS.fullmatch(name)
+    out += [(name, array.read())] if kept else []
   return stored.once(folder, out)
 
 
@@ -254,7 +272,7 @@ def _places(
   """{parameter of the layers: (its stored name, whether it is transposed)},
   checked to be complete."""
   H, V = config.block.width, config.block.vocab
-  shapes = {n: x.shape for n, x in arrays.items() if n not in ('d2t', 't2d')}
+  shapes = {n: x.shape for n, x in arrays.items() if n not in IDS}
   places, needed = named(config), {}
   for name, s in eagle.shapes(config).items():
     theirs, turned = places[name]

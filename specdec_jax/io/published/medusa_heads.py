@@ -1,9 +1,8 @@
-"""Reads the heads of Medusa-1 in the four layouts that they are published in.
+"""Reads the heads of Medusa-1 in the three layouts that they are published in.
 
 Heads with a matrix each, and heads that share the target's, are files by
-themselves; others lie in a model that was tuned with them, or are as vLLM has
-them. Source: medusa_model and medusa_model_legacy of FasterDecoding/Medusa, and
-vLLM's medusa.
+themselves; others lie in a model that was tuned with them. Source: medusa_model
+and medusa_model_legacy of FasterDecoding/Medusa.
 """
 
 import os
@@ -55,7 +54,6 @@ def _read(
   found = stored.once(where, (pair for x in opened for pair in x.items()))
   inside = {k: x for k, x in found.items() if k.startswith(INSIDE)}
   arrays = {k.removeprefix(INSIDE): x for k, x in (inside or found).items()}
-  arrays = _renamed(where, arrays)
   config, layout, flat = target.config, target.layout, {}
   for name, theirs in _places(where, arrays, target).items():
     x = np.asarray(arrays[theirs].read().T, jnp.dtype(config.dtype))
@@ -64,18 +62,6 @@ def _read(
     flat[name] = hosts.put(x, layout and layout.sharding(*axes))
   heads = lm.nest(flat)
   return rounded.pack_draft(heads) if config.run.packed else heads
-
-
-def _renamed(where: str, arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-  """Arrays of vLLM by the names that Medusa's authors give theirs."""
-  bare = {x: x.removeprefix('medusa_heads.') for x in arrays}
-  layer = re.compile(r'blocks\.(\d+)\.layers\.(\d+)')
-  depth = len({m[2] for x in bare.values() if (m := layer.match(x))})
-  if not depth:
-    return arrays
-  head = lambda x: re.sub(r'^lm_heads\.(\d+)', rf'\1.{depth}', x)
-  named = lambda x: layer.sub(r'\1.\2.linear', head(bare[x]))
-  return stored.once(where, ((named(n), x) for n, x in arrays.items()))
 
 
 def _places(
@@ -88,8 +74,7 @@ def _places(
   weight = re.compile(r'(\d+)\.(\d+)\.linear\.weight')
   numbers = [m.groups() for x in arrays if (m := weight.fullmatch(x))]
   count, depth = (len({pair[i] for pair in numbers}) for i in range(2))
-  own, biased = (x in arrays for x in (f'0.{depth}.weight', '0.0.linear.bias'))
-  known = _names(count, depth, own, biased)
+  known = _names(count, depth, own=f'0.{depth}.weight' in arrays)
   D, V = target.config.width, target.config.vocab
   shapes = {'kernel': (D, D), 'bias': (D,), 'head': (V, D)}
   needed = {x: shapes[n.split('/')[-1]] for n, x in known.items()}
@@ -99,14 +84,13 @@ def _places(
   return known
 
 
-def _names(count: int, depth: int, own: bool, biased: bool) -> dict[str, str]:
+def _names(count: int, depth: int, own: bool) -> dict[str, str]:
   """{a parameter: its stored name}; own: heads have a matrix each."""
-  leaves = [('kernel', 'weight'), ('bias', 'bias')][: 1 + biased]
   layers = {
     f'{i}/layers/{j}/{ours}': f'{i}.{j}.linear.{theirs}'
     for i in range(count)
     for j in range(depth)
-    for ours, theirs in leaves
+    for ours, theirs in (('kernel', 'weight'), ('bias', 'bias'))
   }
   heads = {f'{i}/head': f'{i}.{depth}.weight' for i in range(count) if own}
   return layers | heads
@@ -114,7 +98,6 @@ def _names(count: int, depth: int, own: bool, biased: bool) -> dict[str, str]:
 
 def stored_as(heads: Mapping[str, Any]) -> dict[str, np.ndarray]:
   """Arrays under their stored names, from which `fit` reads these heads."""
-  layers, own = heads['0']['layers'], 'head' in heads['0']
-  known = _names(len(heads), len(layers), own, biased='bias' in layers['0'])
-  flat = lm.flatten(heads)
+  first, flat = heads['0'], lm.flatten(heads)
+  known = _names(len(heads), len(first['layers']), 'head' in first)
   return {theirs: np.asarray(flat[n]).T for n, theirs in known.items()}

@@ -42,23 +42,6 @@ PROMPTS = (
 BEGUN, DRAFTS, LOW = 25, 3, 0.3
 
 
-class Text(NamedTuple):
-  """Prompts, and the target's own greedy answers to them.
-
-  begin_B: the length of each prompt.
-  """
-
-  tokens_BL: types.Array
-  begin_B: types.Array
-
-  @property
-  def unigram(self) -> float:
-    """The share of the most frequent token of the answers."""
-    at_BT = self.begin_B[:, None] + np.arange(BEGUN)[None]
-    found = np.take_along_axis(self.tokens_BL, at_BT, 1)
-    return float(np.unique(found, return_counts=True)[1].max() / found.size)
-
-
 class Result(NamedTuple):
   """What was found of a draft for a target.
 
@@ -118,28 +101,33 @@ def _kept(target, draft: str, questions, make) -> Result:
   return result
 
 
-def _measured(target: load.LanguageModel, questions, make) -> Result:
+def _measured(target, questions, make) -> Result:
   claimed = ('',) * len(questions)
   # A draft of another target is refused here, before anything is compiled.
   made: dict[Reading, Any] = {claimed: make(claimed)}
-  text = own_text(target)
+  tokens_BL, begin_B = own_text(target)
+  at_BT = begin_B[:, None] + np.arange(BEGUN)[None]
+  answers_BT = np.take_along_axis(tokens_BL, at_BT, 1)
+  most = np.unique(answers_BT, return_counts=True)[1].max()
+  unigram = float(most / answers_BT.size)
   features = functools.cache(
-    lambda taps: _features(target.model, taps, target.params, text.tokens_BL)
+    lambda taps: _features(target.model, taps, target.params, tokens_BL)
   )
+
   tried: dict[Reading, np.ndarray] = {}
 
   def hits(reading: Reading) -> np.ndarray:
     """[X, K]: whether each draft of each window is the text's token."""
     if reading not in tried:
       drafter, params = made.pop(reading, None) or make(reading)
-      weights = types.Weights(target.params, params)
-      hits_TBK = _agrees(drafter, weights, *text, features(drafter.taps))
+      args = types.Weights(target.params, params), tokens_BL, begin_B
+      hits_TBK = _agrees(drafter, *args, features(drafter.taps))
       tried[reading] = hosts.fetch(hits_TBK).reshape(-1, drafter.gamma)
     return tried[reading]
 
-  best = _best(questions, hits, text.unigram)
+  best = _best(questions, hits, unigram)
   agreed = {words(x): found.mean(0).tolist() for x, found in tried.items()}
-  return Result(best, agreed, text.unigram)
+  return Result(best, agreed, unigram)
 
 
 def _best(
@@ -212,8 +200,11 @@ def judge(
 # --- the text, and a draft in it ---------------------------------------------
 
 
-def own_text(target: load.LanguageModel) -> Text:
-  """The target's answers, of which BEGUN * len(PROMPTS) tokens are compared."""
+def own_text(target: load.LanguageModel) -> tuple[np.ndarray, np.ndarray]:
+  """(prompts and the target's own greedy answers [B, L], where those begin).
+
+  BEGUN * len(PROMPTS) tokens are compared.
+  """
   encode, layout = target.tokenizer.encode, target.layout
   if target.tokenizer.chat_template:
     encode = lambda words: target.tokenizer.encode_chat(
@@ -229,7 +220,7 @@ def own_text(target: load.LanguageModel) -> Text:
   for row, prompt in zip(tokens_BL, prompts, strict=True):
     row[: len(prompt)] = prompt
   made_BL = _answered(target.model, new, target.params, tokens_BL, begin_B)
-  return Text(hosts.fetch(made_BL), begin_B)
+  return hosts.fetch(made_BL), begin_B
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
