@@ -289,5 +289,5 @@ def _weights(arms: Sequence[Arm]) -> dict[str, int]:
     whole = engine.draft.params if engine.draft else ()
     # Before costs are known, only the parts of adaptive have weights.
     held = engine.weights.draft, whole, [x.params for x in engine.parts]
-    out[arm.drafter] = work.own_bytes(held, params)
+    out[arm.drafter] = work.tree_bytes(work.own_leaves(held, params))
   return out

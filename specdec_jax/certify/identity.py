@@ -311,8 +311,9 @@ def _stored_world(kinds: Sequence[str], subject: base.Subject) -> base.World:
     is_leaf=weights.is_stored,
   )
   assert world.config is not None
-  config, numbers = convert.unpack(world.config, target)
-  _, draft = convert.pack(config, base.blurred(numbers))
+  config, numbers = convert.plain(world.config, target)
+  blurred = base.blurred(lm.nest(numbers))
+  _, draft = convert.pack(*convert.fuse(config, blurred))
   return world._replace(weights=types.Weights(target, draft))
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from specdec_jax import types
 from specdec_jax.distill import sections, students
-from specdec_jax.models import attention, eagle
+from specdec_jax.models import attention, eagle, lm
 from specdec_jax.models import cache as kv
 from specdec_jax.train import step as step_lib
 
@@ -28,7 +28,9 @@ def drafting(config: eagle.EagleConfig, params, gather) -> dict[str, Any]:
   """What is trained in the dtype that computes: 'layer' and perhaps 'head'."""
   layer = {n: x for n, x in params.items() if n != 'head'}
   own = {n: params[n].astype(config.block.dtype) for n in {*params} - {*layer}}
-  return gather(own) | {'layer': gather(eagle.cast(config, layer))}
+  cast = lambda x, s: x.astype(s.dtype)
+  layer = jax.tree.map(cast, layer, lm.nest(eagle.shapes(config)))
+  return gather(own) | {'layer': gather(layer)}
 
 
 def unrolled(

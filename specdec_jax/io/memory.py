@@ -95,7 +95,8 @@ class Model(NamedTuple):
         kind = blocks.KEPT[stored].kind
       elif self.dtype in weights.INTEGERS:
         kind = rounded.packed_kind(self.dtype, name, x.shape)
-      held = count * (quantised.KINDS[kind].density if kind else wide)
+      k = quantised.KINDS[kind] if kind else None
+      held = count * (k.size / k.depth if k else wide)
       out[name] = held, held if stored in kept else 4 * count
     return out
 

@@ -30,11 +30,6 @@ class Norm(NamedTuple):
   eps: float
 
 
-def panels(columns: int) -> int:
-  """How many panels hold so many columns."""
-  return -(-columns // WIDE)
-
-
 def pack(kernel_KN: Array, parts: int = 1) -> Array:
   """A kernel's panels; `parts` kernels side by side are padded one by one."""
   if parts > 1:
@@ -75,23 +70,6 @@ def columns_of(packed: Array, ids: Array) -> Array:
   return jnp.moveaxis(x, -1, 0)
 
 
-class Around(NamedTuple):
-  """What surrounds a product: add + act(norm(x) @ kernel + bias).
-
-  norm: of x before the product.
-  bias: padded as by `pad`.
-  add: a residual stream, [..., N].
-  act: 'none', 'silu', 'gelu_tanh', 'gelu' or 'relu'.
-  gated: act(gate) * up, of a kernel that has the panels of both.
-  """
-
-  norm: Norm | None = None
-  bias: Array | None = None
-  add: Array | None = None
-  act: str = 'none'
-  gated: bool = False
-
-
 def given(x: Array | None) -> Array:
   """An argument that may be left out; no rows stand for None."""
   return jnp.zeros((0,), jnp.float32) if x is None else x
@@ -100,13 +78,14 @@ def given(x: Array | None) -> Array:
 def linear(x: Array, packed: Array, columns: int, **around) -> Array:
   """add + act(norm(x) @ kernel + bias), float32.
 
-  Args:
-    x: [..., K] float32.
-    packed: the panels of the kernel.
-    columns: N, of the result.
-    **around: the fields of Around.
+  x: [..., K] float32.
+  packed: the panels of the kernel.
+  columns: N, of the result.
+  around: norm: a Norm, of x. bias: padded as by `pad`. add: a residual stream,
+    [..., N]. act: of _ACTS. gated: act(gate) * up, of a kernel that has the
+    panels of both.
   """
-  return product('specdec_linear', x, packed, columns, Around(**around))[0]
+  return product('specdec_linear', x, packed, columns, **around)[0]
 
 
 def product(
@@ -114,14 +93,17 @@ def product(
   x: Array,
   packed: Array,
   columns: int,
-  around: Around,
   *arrays: Array,
   also: Sequence[jax.ShapeDtypeStruct] = (),
+  norm: Norm | None = None,
+  bias: Array | None = None,
+  add: Array | None = None,
+  act: str = 'none',
+  gated: bool = False,
   **more,
 ) -> list[Array]:
   """[linear's result, *also] by the handler of this name, which takes these
   arrays last, and `more` attributes."""
-  norm, bias, add, act, gated = around
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
   made = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -159,8 +141,8 @@ def add_norm(x: Array, norm: Norm, add: Array | None = None) -> Array:
 
 def cache_shapes(B: int, G: int, S: int, C: int):
   """Shapes of a layer's keys and values: panels of slots and of channels."""
-  across = panels(S)
-  return (B, G, across, C, WIDE), (B, G, panels(C), across * WIDE, WIDE)
+  across, down = -(-S // WIDE), -(-C // WIDE)
+  return (B, G, across, C, WIDE), (B, G, down, across * WIDE, WIDE)
 
 
 def attend(
@@ -181,19 +163,14 @@ def attend(
 ) -> list[Array]:
   """Writes keys and values to the cache and attends, as models.attention.
 
-  Args:
-    qkv_BTF: queries, keys and values, F = (H + 2 G) * C.
-    cos, sin: rotary angles, [B, T, 1, C / 2]; None: not rotated.
-    slots_BT: where keys and values go; a slot >= S is dropped. None: there are
-      only queries, F = H * C, and nothing is written.
-    mask_BTS: true where a token attends to a slot.
-    keys, values: of one layer (cache_shapes); their memory is reused.
-    heads: H.
-    scale: factor of the scores.
-    cap: soft cap of the scaled scores.
-    norms: RMS norms of queries and of keys.
-    bias_BHTS: added to the scores.
-    at_BS: the position of each slot; None: its index.
+  qkv_BTF: queries, keys and values, F = (H + 2 G) * C.
+  cos, sin: rotary angles, [B, T, 1, C / 2]; None: not rotated.
+  slots_BT: where keys and values go; a slot >= S is dropped. None: there are
+    only queries, F = H * C, and nothing is written.
+  keys, values: of one layer (cache_shapes); their memory is reused.
+  scale, cap: factor of the scores; soft cap of the scaled ones.
+  norms: RMS norms of queries and of keys.
+  at_BS: the position of each slot; None: its index.
 
   Returns:
     [y_BTF, keys, values], without slots_BT [y_BTF].

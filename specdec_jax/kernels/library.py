@@ -113,9 +113,7 @@ _kept: list[tempfile.TemporaryDirectory] = []
 def load(folder: pathlib.Path, library: Library = ROWS) -> str:
   """Makes the kernels of a library known to XLA.
 
-  Args:
-    folder: keeps the compiled library.
-    library: which.
+  folder: keeps the compiled library.
 
   Returns:
     '' if they can be called, else one sentence: why not.
@@ -156,11 +154,10 @@ def _compiler() -> list[str]:
 def _built(
   compiler: list[str], folder: pathlib.Path, library: Library = ROWS
 ) -> pathlib.Path:
-  """The library for this machine, compiled if the cache has no intact one.
+  """The library for this machine, compiled if the cache has none.
 
-  Its name ends with its SHA-256: a file that was cut or changed would end the
-  process with SIGBUS, at every start. Where the folder cannot be written, the
-  library is compiled for this process alone, and one line of the log says so.
+  Where the folder cannot be written, the library is compiled for this process
+  alone, and one line of the log says so.
   """
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
   source = _HERE / library.source
@@ -170,13 +167,11 @@ def _built(
     + source.read_bytes()
     + _SHARED.read_bytes()
   ).hexdigest()
-  stem = f'{library.name}-{key[:16]}'
+  path = folder / f'{library.name}-{key[:16]}.so'
   command += ['-I', jax.ffi.include_dir(), str(source), '-lm']
   try:
-    for path in folder.glob(f'{stem}-*.so'):
-      if path.name == _name(stem, path):
-        return path
-      path.unlink(missing_ok=True)
+    if path.exists():
+      return path
     folder.mkdir(parents=True, exist_ok=True)
     temporary = tempfile.TemporaryDirectory(dir=folder)
   except OSError as error:
@@ -191,13 +186,10 @@ def _built(
     return _compiled(command, temporary)
   with temporary:
     made = _compiled(command, temporary)
-    return made.replace(folder / _name(stem, made))
-
-
-def _name(stem: str, path: pathlib.Path) -> str:
-  """The name of a library with the content of the file at `path`."""
-  digest = hashlib.sha256(path.read_bytes()).hexdigest()
-  return f'{stem}-{digest[:16]}.so'
+    # A library that is cut would end the process with SIGBUS, at every start.
+    with open(made, 'rb') as f:
+      os.fsync(f.fileno())
+    return made.replace(path)
 
 
 def _compiled(

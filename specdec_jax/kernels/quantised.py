@@ -104,11 +104,6 @@ class Kind(NamedTuple):
     return sum(n for _, n in self.fields)
 
   @property
-  def density(self) -> float:
-    """Bytes of a number."""
-    return self.size / self.depth
-
-  @property
   def offsets(self) -> list[int]:
     """Where the fields of a panel's block begin."""
     return np.cumsum([0, *(WIDE * n for _, n in self.fields[:-1])]).tolist()
@@ -184,11 +179,9 @@ def pack(
 ) -> np.ndarray:
   """The panels of a matrix [K, N], from its columns.
 
-  Args:
-    kind: one of KINDS.
-    fields: fields([P, WIDE, K / depth, size]) of some panels' columns gives
-      what `beside` makes their blocks of.
-    blocks: of the columns, uint8 [N, K / depth, size].
+  fields: fields([P, WIDE, K / depth, size]) of some panels' columns gives what
+    `beside` makes their blocks of.
+  blocks: of the columns, uint8 [N, K / depth, size].
   """
   N, B, size = blocks.shape
   out = np.empty((-(-N // WIDE), B, WIDE * KINDS[kind].size), np.uint8)
@@ -223,16 +216,12 @@ def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
 
 
 def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
-  """Columns of scale * code + minimum, or scale * NF4[code], for `pack`.
+  """Columns of scale * code + minimum, or scale * NF4[code], for `pack`: uint8
+  [N, J, 8 + K / J], of a group its two numbers in float32 (or one), its codes.
 
-  Args:
-    codes_NK: uint8.
-    *numbers_NJ: a scale of each K / J codes, which are 32, 64 or 128; and a
-      minimum.
-
-  Returns:
-    uint8 [N, J, 8 + K / J]: of a group its two numbers in float32, its codes;
-    or one number, 4 bytes.
+  codes_NK: uint8.
+  numbers_NJ: a scale of each K / J codes, which are 32, 64 or 128; and a
+    minimum.
   """
   scale_NJ, floats = numbers_NJ[0], np.stack(numbers_NJ, -1).astype(np.float32)
   codes_NJC = codes_NK.reshape(*scale_NJ.shape, -1)
@@ -250,36 +239,28 @@ def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
 
 # One program: compiled op by op, its moves take longer than the arithmetic.
 @functools.partial(jax.jit, static_argnums=1)
-def _by_column(packed: Array, kind: str) -> list[Array]:
-  """The fields of panels, each [columns, K / depth, bytes]."""
-  k, (P, B, _) = KINDS[kind], packed.shape
-  parts = jnp.split(packed, k.offsets[1:], -1)
-  each = zip(k.fields, parts, strict=True)
-  split = [x.reshape(P, B, -1, WIDE, t.itemsize) for (t, _), x in each]
-  return [jnp.moveaxis(x, 3, 1).reshape(P * WIDE, B, -1) for x in split]
-
-
-def unpack(packed: Array, kind: str, columns: int) -> Array:
-  """The matrix, float32 [K, columns]: to the bit what the file stands for."""
-  x_NBI = _values(kind, _by_column(packed, kind))
-  return x_NBI.reshape(len(x_NBI), -1)[:columns].T
+def columns_of(packed: Array, kind: str, ids: Array) -> Array:
+  """Columns of the matrix, float32 [K, *ids.shape]: to the bit what the file
+  stands for."""
+  x = _values(kind, _fields(packed, kind, ids))
+  return jnp.moveaxis(x.reshape(*ids.shape, -1), -1, 0)
 
 
 def take(packed: Array, kind: str, ids_R: Array) -> Array:
   """The panels of these columns alone."""
-  B, P, out = packed.shape[1], -(-len(ids_R) // WIDE), []
-  padding = ((0, P * WIDE - len(ids_R)), (0, 0), (0, 0))
-  each = zip(KINDS[kind].fields, _by_column(packed, kind), strict=True)
-  for (dtype, _), x in each:
-    some_RBI = jnp.pad(x[ids_R], padding)
+  P, B = -(-len(ids_R) // WIDE), packed.shape[1]
+  padding, out = ((0, P * WIDE - len(ids_R)), (0, 0), (0, 0)), []
+  each = _fields(packed, kind, ids_R)
+  for (dtype, _), x_RBI in zip(KINDS[kind].fields, each, strict=True):
+    some_RBI = jnp.pad(x_RBI, padding)
     some_PWBUI = some_RBI.reshape(P, WIDE, B, -1, dtype.itemsize)
     x_PBUWI = jnp.moveaxis(some_PWBUI, 1, 3)
     out.append(x_PBUWI.reshape(P, B, -1))
   return jnp.concatenate(out, -1)
 
 
-def columns_of(packed: Array, kind: str, ids: Array) -> Array:
-  """Columns of the matrix, float32 [K, *ids.shape]."""
+def _fields(packed: Array, kind: str, ids: Array) -> list[Array]:
+  """The fields of columns, each [*ids.shape, K / depth, bytes]."""
   k = KINDS[kind]
   column, fields = (ids % WIDE)[..., None], []
   for (dtype, size), start in zip(k.fields, k.offsets, strict=True):
@@ -288,7 +269,7 @@ def columns_of(packed: Array, kind: str, ids: Array) -> Array:
     at = column * unit + first.reshape((1,) * ids.ndim + (-1,))
     x = packed.at[(ids // WIDE)[..., None], :, at].get(mode='clip')
     fields.append(jnp.swapaxes(x, -1, -2))
-  return jnp.moveaxis(_values(kind, fields).reshape(*ids.shape, -1), -1, 0)
+  return fields
 
 
 def broken(packed: np.ndarray, kind: str) -> int:
@@ -315,16 +296,15 @@ def shared(
 ) -> list[Array]:
   """[add + act(norm(x) @ matrix + bias), rows]: float32, and norm(x) rounded.
 
-  Args:
-    x: [..., K] float32.
-    packed: the panels of the matrix; if gated, those of gate and of up.
-    kind: one of KINDS, whose library is loaded (library.quantised).
-    columns: N, of the result.
-    bits: of BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
-    order: [K] int32, row k of the panels is this row of the matrix; None: k.
-    rows: what this returned for a matrix of another kind and the same x, norm,
-      order and bits, of which none is looked at again; then it returns none.
-    **around: the fields of calls.Around.
+  x: [..., K] float32.
+  packed: the panels of the matrix; if gated, those of gate and of up.
+  kind: one of KINDS, whose library is loaded (library.quantised).
+  columns: N, of the result.
+  bits: of BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
+  order: [K] int32, row k of the panels is this row of the matrix; None: k.
+  rows: what this returned for a matrix of another kind and the same x, norm,
+    order and bits, of which none is looked at again; then it returns none.
+  around: as of calls.linear.
   """
   size = x.size // 32 * (60 + 32 * (bits == 16)) if rows is None else 0
   return calls.product(
@@ -332,9 +312,9 @@ def shared(
     x,
     packed,
     columns,
-    calls.Around(**around),
     calls.given(order),
     calls.given(rows),
     also=[jax.ShapeDtypeStruct((size,), jnp.uint8)],
     wide=np.int32(bits == 16),
+    **around,
   )

@@ -168,8 +168,7 @@ def attend(
   cache: keys and values, a models.cache.KVCache.
   mask_BTS: true where a token attends to a slot.
   scale: factor of the scores before the softmax; None is C**-0.5.
-  cap: soft cap of the scaled scores; None is none.
-  bias_BHTS: added to the scores; None is none.
+  cap, bias_BHTS: soft cap of the scaled scores, and what is added to them.
 
   Returns:
     [B, T, H * C].

@@ -44,7 +44,7 @@ def empty(config, rows: int, slots: int) -> KVCache | Panels:
   if config.run.packed:
     kind, shapes = Panels, calls.cache_shapes(*shape)
   # Two arrays: a shared one could not be donated twice.
-  return kind(*(jnp.zeros(x, jnp.dtype(config.activations)) for x in shapes))
+  return kind(*(jnp.zeros(x, config.activations) for x in shapes))
 
 
 def of_layers(config, rows: int, slots: int, constrain=None):
@@ -52,12 +52,11 @@ def of_layers(config, rows: int, slots: int, constrain=None):
 
   constrain: as in models.lm.make.
   """
-  if not config.run.scan_layers:
-    axes = ('batch', 'kv_heads', 'slots', None)
-    cache = tuple(empty(config, rows, slots) for _ in range(config.depth))
-  else:
+  axes = ('batch', 'kv_heads', 'slots', None)
+  cache: Any = tuple(empty(config, rows, slots) for _ in range(config.depth))
+  if config.run.scan_layers:
     shape = (rows, config.depth, slots, config.kv_heads * config.head_dim)
-    cache = Stacked(*(jnp.zeros(shape, jnp.dtype(config.dtype)) for _ in 'kv'))
+    cache = Stacked(*(jnp.zeros(shape, config.dtype) for _ in 'kv'))
     axes = ('batch', None, 'slots', 'kv_heads')
   if constrain is None or config.run.packed:  # which is on one device
     return cache
@@ -95,18 +94,21 @@ def panels(cache: KVCache) -> Panels:
 class Writer(NamedTuple):
   """Puts keys and values of one call in a layer's cache (layers.Block's write).
 
-  cache: of the layer, before the call; Panels only as kernels.calls takes it,
-    Stacked of this layer alone.
+  cache: of the layer, or Stacked, before the call; Panels only as kernels.calls
+    takes it.
   slots_BT: where the call's keys and values go.
+  layer: its number in Stacked; may be traced.
   """
 
   cache: Any
   slots_BT: Array
+  layer: Any = 0
 
   def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[Any, KVCache]:
     if isinstance(self.cache, Stacked):
-      stack = write_stacked(self.cache, 0, k_BTGC, v_BTGC, self.slots_BT)
-      return stack, read_stacked(stack, 0, k_BTGC.shape[2])
+      at = self.layer
+      stack = write_stacked(self.cache, at, k_BTGC, v_BTGC, self.slots_BT)
+      return stack, read_stacked(stack, at, k_BTGC.shape[2])
     written = write(self.cache, k_BTGC, v_BTGC, self.slots_BT)
     return written, written
 

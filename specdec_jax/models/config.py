@@ -128,13 +128,7 @@ class LMConfig:
           f'{", ".join(map(repr, allowed))}'
         )
     assert not self.run.packed or self.dtype != 'float64'
-    if not self.windows or min(self.windows) < 0:
-      raise ValueError(
-        f'windows={self.windows!r}: needs a number of tokens for at least one '
-        'layer, 0 for all tokens'
-      )
-    if not self.rotated:
-      raise ValueError('rotated=(): needs true or false for at least one layer')
+    assert self.windows and min(self.windows) >= 0 and self.rotated
     table, pairs = self.rope_scaling, self.head_dim // 2
     if isinstance(table, Divided) and len(table.divisors) != pairs:
       raise ValueError(
@@ -142,14 +136,11 @@ class LMConfig:
         f'{self.head_dim} needs {pairs}'
       )
     ids = self.proposes
-    if ids and (
-      self.tied
-      or list(ids) != sorted(set(ids))
-      or not 0 <= ids[0] <= ids[-1] < self.vocab
-    ):
+    assert not (ids and self.tied)
+    rising = [*ids] == sorted({*ids})
+    if ids and not (rising and 0 <= ids[0] <= ids[-1] < self.vocab):
       raise ValueError(
-        f'proposes={ids[:4]}...: must be ascending ids below vocab='
-        f'{self.vocab}, of a model that is not tied'
+        f'proposes={ids[:4]}...: must be ascending ids below vocab={self.vocab}'
       )
 
   @property
@@ -319,11 +310,7 @@ SIZES['t5_tiny'] = _t5_1_1(2, 64, 4, 128, head_dim=16, vocab=512)
 
 
 def sized(name: str, **changes) -> LMConfig:
-  """The LMConfig of a size in SIZES, with changes, those of an encoder too.
-
-  Raises:
-    ValueError: an unknown size.
-  """
+  """The LMConfig of a size in SIZES, with changes, those of an encoder too."""
   if name not in SIZES:
     raise ValueError(f'size {name!r} is not one of {sorted(SIZES)}')
   found = LMConfig(**(SIZES[name] | changes))

@@ -36,9 +36,9 @@ def fuse(config: model_config.LMConfig, params: types.Params):
   Changes params in place: each layer's parts are freed as they are joined, so
   memory never holds the model twice.
   """
-  assert not config.run.scan_layers, 'scanned and fused: choose one'
   if config.run.fused:
     return config, params
+  assert not config.run.scan_layers, 'scanned and fused: choose one'
   layers = list(params['layers'].values())
   layers += params.get('encoder', {}).get('layers', {}).values()
   for layer in layers:
@@ -90,65 +90,48 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   return params
 
 
-def unpack(config: model_config.LMConfig, params: types.Params):
-  """The inverse of pack, in new arrays."""
-  config = config.running(packed=False)
-  flat = lm.flatten(params)
-  for name, shape in lm.shapes(config).items():
-    x, columns = weights.of(flat[name]).dense(), shape.shape[-1]
-    if x.shape != shape.shape:  # a bias
-      parts = PARTS.get(name.split('/')[-2], 1)
-      each = jnp.split(x, parts)
-      x = jnp.concatenate([part[: columns // parts] for part in each])
-    flat[name] = x.astype(shape.dtype)
-  return config, lm.nest(flat)
-
-
 def plain(config: model_config.LMConfig, params: types.Params):
   """(config, params by flat name) with projections and layers split apart.
 
-  Undoes fused and scan_layers. The parts are views if params are numpy arrays,
-  else copies.
+  Undoes packed, fused and scan_layers. The parts are views if params are numpy
+  arrays, else copies.
   """
-  if config.run.packed:
-    config, params = unpack(config, params)
-  config = config.running(scan_layers=False, fused=False)
+  config = config.running(scan_layers=False, fused=False, packed=False)
   flat = {n: weights.of(x).dense() for n, x in lm.flatten(params).items()}
   for name in [n for n in flat if 'layers/' in n]:
     group, _, rest = name.rpartition('layers/')
     if not rest.split('/')[0].isdecimal():
       stack = flat.pop(name)
       flat |= {f'{group}layers/{i}/{rest}': x for i, x in enumerate(stack)}
-  sizes = lm.shapes(config)
-  for name in list(flat):
+  out, shapes = {}, lm.shapes(config)
+  for name, x in flat.items():
     *stem, module, leaf = ['', *name.split('/')]
-    if module in _FUSED:
-      x, start = flat.pop(name), 0
-      for part in _FUSED[module][1]:
-        own = '/'.join([*stem[1:], part, leaf])
-        end = start + sizes[own].shape[-1]
-        flat[own] = x[..., start:end]
-        start = end
-  return config, {name: flat[name] for name in sizes}
+    start, parts = 0, _FUSED[module][1] if module in _FUSED else [module]
+    for part in parts:
+      own = '/'.join([*stem, part, leaf]).lstrip('/')
+      dtype, end = shapes[own].dtype, start + shapes[own].shape[-1]
+      one = x[..., start:end]
+      out[own] = one if one.dtype == dtype else one.astype(dtype)
+      # The biases of a packed model are padded.
+      start = x.shape[-1] // PARTS[module] if module in PARTS else end
+  return config, {name: out[name] for name in shapes}
 
 
 def reduce(
   config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of the model with a head for these ids only.
-
-  Layers and norms are the same arrays, not copies.
-
-  Raises:
-    ValueError: ids that are not ascending, or not in the vocabulary.
-  """
+  """(config, params) of the model with a head for these ids only, which must be
+  ascending. Layers and norms are the same arrays, not copies."""
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
   head = weights.of(params['head'])
   few_R = jnp.asarray(own.proposes, jnp.int32)
   if config.tied:
-    params = params | {'embed': weights.transpose(params['head'])}
+    table = (
+      weights.Table if weights.is_stored(params['head']) else jnp.transpose
+    )
+    params = params | {'embed': table(params['head'])}
   return own, params | {'head': head.take(few_R)}
 
 
@@ -163,11 +146,7 @@ def digest(params: types.Params) -> str:
 
 
 def dtype_of(x: Any) -> str:
-  """A model's dtype by its name, or given as jax.numpy.bfloat16.
-
-  Raises:
-    ValueError: none that a model may have.
-  """
+  """A model's dtype by its name, or given as jax.numpy.bfloat16."""
   name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
   if name not in DTYPES:
     raise ValueError(f'dtype={x!r}: allowed are {", ".join(DTYPES)}')

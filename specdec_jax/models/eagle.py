@@ -82,13 +82,8 @@ def settings(
 ) -> EagleConfig:
   """The config of an EAGLE draft whose layer is like the target's.
 
-  Args:
-    target: the target's config.
-    taps: layers of the target, ascending, the last one included.
-    **changes: fields of LMConfig that differ in the draft's layer.
-
-  Raises:
-    ValueError: taps that are not as above.
+  taps: layers of the target, ascending, the last one included; else ValueError.
+  changes: fields of LMConfig that differ in the draft's layer.
   """
   depth, rising = target.depth, sorted(set(taps)) == list(taps)
   if not taps or not rising or taps[0] < 0 or taps[-1] != depth - 1:
@@ -107,7 +102,7 @@ class Eagle(nnx.Module):
 
   def __init__(self, c: EagleConfig):
     H, E, count = c.block.width, c.features, len(c.taps)
-    norm = functools.partial(layers.norm, c.block)
+    norm = functools.partial(layers.Norm, c.block)
     linear = functools.partial(layers.Linear, c.block, bias=c.bias)
     self.config = c
     parts = {'each': count, 'joined': 1}.get(c.tap_norm, 0)
@@ -141,12 +136,7 @@ class Eagle(nnx.Module):
     assert self.feature_norm is not None
     g_BTH, caches = self.feature_norm(g_BTH), []
     for block, view, write in self.layers(views, writes):
-      attn = block.attn
-      if self.config.block.run.packed:
-        _, cache = attn.packed(attn.qkv(g_BTH), view, write)
-      else:
-        _, cache = attn(g_BTH, view, write)
-      caches.append(cache)
+      caches.append(block.attn(g_BTH, view, write)[1])
     return tuple(caches)
 
   def layers(self, views, writes):
@@ -159,11 +149,9 @@ class Eagle(nnx.Module):
   def __call__(self, e_BTH: Array, g_BTH: Array | None, views, writes):
     """(what is fed back, and read by the head; what `writes` returned).
 
-    Args:
-      e_BTH, g_BTH: embeddings, and features as `fused` returns them, None of
-        'context'.
-      views: of attention.views.
-      writes: of each layer, see layers.Block.
+    e_BTH, g_BTH: embeddings, and features as `fused` returns them, None of
+      'context'.
+    writes: of each layer, see layers.Block.
     """
     c, caches = self.config, []
     x_BTH = both = e_BTH
@@ -217,22 +205,10 @@ def init(config: EagleConfig, seed: int) -> dict[str, Array]:
   return out
 
 
-def cast(config: EagleConfig, params):
-  """Nested parameters cast to the dtypes that the draft computes in."""
-  wanted = lm.nest(shapes(config))
-  return jax.tree.map(lambda x, s: x.astype(s.dtype), params, wanted)
-
-
 def merge(config: EagleConfig, params) -> Eagle:
   """The module with these parameters, nested as by lm.nest."""
   graphdef, _ = split(config)
   return nnx.merge(graphdef, nnx.State(params))
-
-
-@functools.cache
-def _norm(config: EagleConfig):
-  make = lambda: layers.norm(config.block, config.block.width)
-  return nnx.split(nnx.eval_shape(make), nnx.Param)[0]
 
 
 def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
@@ -248,26 +224,13 @@ def reader(
   Its parameters are those of `weights`; all but apply and compact is the
   target's.
 
-  Args:
-    config: of the draft.
-    target: the target, whose embedding is read where there is no other.
-    features_BTH: features_BTH[:, t] belongs to the token before the t-th token
-      of the call: the target's (features_of) or, where that token was drafted,
-      the hidden state that apply returned for it.
+  features_BTH: features_BTH[:, t] belongs to the token before the t-th token of
+    the call: the target's (features_of) or, where that token was drafted, the
+    hidden state that apply returned for it.
   """
 
-  def apply(
-    params,
-    tokens_BT,
-    slots_BT,
-    positions_BT,
-    mask_BTS,
-    cache,
-    *,
-    taps=(),
-    at_BS=None,
-  ):
-    del taps
+  def apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **more):
+    at_BS = more.get('at_BS')
     if not config.reads_first:
       # A window may start with token 0, which then sees itself alone.
       slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
@@ -294,12 +257,10 @@ def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:
 
 def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
   """Of its layers, each apart; see models.cache.of_layers."""
-  if not config.block.run.scan_layers:
-    return kv.of_layers(config.block, rows, slots, constrain)
-  one, each = (
-    dataclasses.replace(config.block, depth=1),
-    range(config.block.depth),
-  )
+  block = config.block
+  if not block.run.scan_layers:
+    return kv.of_layers(block, rows, slots, constrain)
+  one, each = dataclasses.replace(block, depth=1), range(block.depth)
   return tuple(kv.of_layers(one, rows, slots, constrain) for _ in each)
 
 
@@ -308,12 +269,11 @@ def weights(
 ) -> dict[str, Any]:
   """The parameters of `reader`: 'layer', 'head', 'ids', 'target', `own`.
 
-  Args:
-    layer: parameters of Eagle, nested.
-    ids: the draft's vocabulary, [R], as ids of the target; None: all of them,
-      through the target's head.
-    target_params: the target's; columns of its head are copied.
-    **own: the draft's own 'head', [H, R], and 'embed', [V, H].
+  layer: parameters of Eagle, nested.
+  ids: the draft's vocabulary, [R], as ids of the target; None: all of them,
+    through the target's head.
+  target_params: the target's; columns of its head are copied.
+  own: the draft's own 'head', [H, R], and 'embed', [V, H].
   """
   found = {'layer': layer, 'target': target_params} | own
   if ids is not None:
@@ -375,8 +335,6 @@ def reduced(config: EagleConfig, params, hidden: Array) -> Array:
   """
   norm = None
   if config.last_norm == 'head':
-    norm = nnx.merge(_norm(config), nnx.State(params['layer']['norm']))
-  few = layers.head(config.block, norm, hidden, params['head'])
-  if config.block.head_scale != 1:
-    few *= config.block.head_scale
-  return attention.softcap(few, config.block.logit_softcap)
+    norm = layers.Norm(config.block, config.block.width)
+    nnx.update(norm, nnx.State(params['layer']['norm']))
+  return layers.head(config.block, norm, hidden, params['head'])

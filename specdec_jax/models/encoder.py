@@ -35,29 +35,9 @@ def compact(cache: Cache, from_BK: Array, to_BK: Array) -> Cache:
   return cache._replace(own=kv.compact(cache.own, from_BK, to_BK))
 
 
-class Ends(nnx.Module):
-  """The final norm, and the table of relative positions."""
-
-  def __init__(self, c: model_config.LMConfig):
-    self.norm = layers.norm(c, c.width)
-    self.relative = relative_table(c)
-
-
-def relative_table(c: model_config.LMConfig) -> nnx.Param:
-  """The parameter that attention.relative_bias takes, [X, H]."""
-  shape = c.buckets[0], c.heads
-  return nnx.Param(jnp.zeros(shape, jnp.dtype(c.activations)))
-
-
-@functools.cache
-def modules(c: model_config.LMConfig):
-  """(graphdef, abstract params) of a block and of Ends."""
-  split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
-  return split(lambda: layers.Block(c)), split(lambda: Ends(c))
-
-
 def hidden(
   c: model_config.LMConfig,
+  modules: Any,
   params: types.Params,
   x_BID: Array,
   mask_B1I: Array,
@@ -65,11 +45,11 @@ def hidden(
 ) -> Array:
   """The hidden states of a source, as wide as its mask; 0 past its embeddings.
 
-  c, params: of the encoder.
+  c, modules, params: of the encoder; see lm._modules.
   x_BID: embeddings of the source, or of the beginning that has all of it.
   mask_B1I: true where it has a token.
   """
-  (graphdef, _), (ends_def, _) = modules(c)
+  (graphdef, _), (ends_def, _) = modules
   leaves = {name: x for name, x in params.items() if name != 'layers'}
   ends = nnx.merge(ends_def, nnx.State(leaves))
   (B, I, _), slots = x_BID.shape, mask_B1I.shape[-1]

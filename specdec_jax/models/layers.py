@@ -3,7 +3,7 @@
 Modules hold parameters only: no sharding, caches or loading. Kernels are
 [in, out], so that `x @ kernel` reads them at memory speed, and stored as
 models.weights says; a block of a packed model is five calls of
-specdec_jax.kernels.
+specdec_jax.kernels, which norms, activations and residual streams are part of.
 """
 
 import functools
@@ -21,62 +21,47 @@ from specdec_jax.models import config as model_config
 Array = jax.Array
 
 
-class RMSNorm(nnx.Module):
-  """x / rms(x) * scale, in float32 or wider (Zhang & Sennrich 2019).
+class Norm(nnx.Module):
+  """x / rms(x) * scale (Zhang & Sennrich 2019), or (x - mean) / deviation *
+  scale + bias (Ba et al. 2016), over the last axis, in float32 or wider.
 
-  It is rounded to x's dtype before the scale is applied, or after if the scale
-  has a wider dtype than x.
+  x / rms(x) is rounded to x's dtype before the scale is applied, or after if
+  the scale has a wider dtype than x.
   """
 
-  def __init__(self, width: int, eps: float, dtype):
+  def __init__(self, c: model_config.LMConfig, width: int):
+    dtype = jnp.dtype(c.activations)
+    if c.wide_norm:
+      dtype = jnp.promote_types(dtype, jnp.float32)
     self.scale = nnx.Param(jnp.ones((width,), dtype))
-    self.eps = eps
+    layer = c.norm == 'layer'
+    self.bias = nnx.Param(jnp.zeros((width,), dtype)) if layer else None
+    self.eps = c.norm_eps
 
   def __call__(self, x: Array) -> Array:
-    scale = self.scale[...]
-    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    last = lambda p: p[...].reshape((1,) * (x.ndim - 1) + (-1,))
+    y, scale = x.astype(jnp.promote_types(x.dtype, jnp.float32)), self.scale
+    if self.bias is not None:
+      y = y - jnp.mean(y, -1, keepdims=True)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
+    if self.bias is not None:
+      return (y * last(scale) + last(self.bias)).astype(x.dtype)
     y = y.astype(jnp.promote_types(x.dtype, scale.dtype))
-    return (y * _last(scale, x.ndim)).astype(x.dtype)
+    return (y * last(scale)).astype(x.dtype)
+
+  def packed(self, factor: float = 1.0) -> calls.Norm:
+    """As the kernels take it, with its scale times a factor."""
+    shift = None if self.bias is None else self.bias[...]
+    kind, scale = 'rms' if shift is None else 'layer', self.scale[...]
+    return calls.Norm(kind, _scaled(scale, factor), shift, self.eps)
 
 
-class LayerNorm(nnx.Module):
-  """(x - mean) / deviation * scale + bias (Ba et al. 2016), in float32 or
-  wider."""
-
-  def __init__(self, width: int, eps: float, dtype):
-    self.scale = nnx.Param(jnp.ones((width,), dtype))
-    self.bias = nnx.Param(jnp.zeros((width,), dtype))
-    self.eps = eps
-
-  def __call__(self, x: Array) -> Array:
-    y = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    y = y - jnp.mean(y, -1, keepdims=True)
-    y = y * jax.lax.rsqrt(jnp.mean(y * y, -1, keepdims=True) + self.eps)
-    scale, bias = (_last(p[...], x.ndim) for p in (self.scale, self.bias))
-    return (y * scale + bias).astype(x.dtype)
-
-
-def norm(c: model_config.LMConfig, width: int) -> RMSNorm | LayerNorm:
-  """The norm layer of these settings, over `width` channels."""
-  dtype = jnp.dtype(c.activations)
-  if c.wide_norm:
-    dtype = jnp.promote_types(dtype, jnp.float32)
-  return NORMS[c.norm](width, c.norm_eps, dtype)
-
-
-NORMS = {'rms': RMSNorm, 'layer': LayerNorm}
 ACTS = {
   'silu': jax.nn.silu,
   'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
   'gelu': functools.partial(jax.nn.gelu, approximate=False),
   'relu': jax.nn.relu,
 }
-
-
-def _last(x: Array, ndim: int) -> Array:
-  """A vector reshaped to the last of ndim axes; tests refuse rank promotion."""
-  return x.reshape((1,) * (ndim - 1) + (-1,))
 
 
 class Linear(nnx.Module):
@@ -97,45 +82,46 @@ class Linear(nnx.Module):
     ends = jnp.zeros((width_out,), c.activations)
     if c.run.packed:
       kernel, ends = weights.pack(kernel, parts), calls.pad(ends, parts)
+    self.packed = c.run.packed
     self.kernel = nnx.Param(kernel)
     self.bias = nnx.Param(ends) if bias else None
 
   def __call__(self, x: Array, norm=None, **more) -> Array:
-    """norm, a module, and more: of a packed model (weights.Matrix.linear)."""
-    if norm is not None:
-      more['norm'] = packed_norm(norm)
+    """Of norm(x), if there is one.
+
+    more: of a packed model, see weights.
+    """
+    if norm is not None and self.packed:
+      more['norm'] = norm.packed()
+    elif norm is not None:
+      x = norm(x)
     bias = None if self.bias is None else self.bias[...]
     return weights.of(self.kernel.get_value()).linear(x, bias, **more)
 
 
-def packed_norm(norm: RMSNorm | LayerNorm) -> calls.Norm:
-  """A norm module as the kernels take it."""
-  shift = norm.bias[...] if isinstance(norm, LayerNorm) else None
-  kind = 'rms' if shift is None else 'layer'
-  return calls.Norm(kind, norm.scale[...], shift, norm.eps)
-
-
 def head(
   c: model_config.LMConfig,
-  norm: RMSNorm | LayerNorm | None,
+  norm: Norm | None,
   hidden: Array,
   kernel: Any,
 ) -> Array:
-  """norm(hidden) @ kernel, float32 or wider.
+  """The logits after norm(hidden), float32 or wider.
 
   norm: the last one; None: `hidden`, [..., D], is normed already.
   kernel: the output head, a matrix of models.weights.
   """
   matrix = weights.of(kernel)
   if c.run.packed:
-    return matrix.linear(hidden, norm=norm and packed_norm(norm))
-  wide = jnp.promote_types(hidden.dtype, jnp.float32)
-  x = _normed(norm, hidden).astype(hidden.dtype)
-  return matrix.linear(x, dtype=wide)
+    logits = matrix.linear(hidden, norm=norm and norm.packed())
+  else:
+    wide = jnp.promote_types(hidden.dtype, jnp.float32)
+    x = _normed(norm, hidden).astype(hidden.dtype)
+    logits = matrix.linear(x, dtype=wide)
+  return attention.softcap(_scaled(logits, c.head_scale), c.logit_softcap)
 
 
 class Attention(nnx.Module):
-  """Attention with its projections; `write` updates the cache (see Block).
+  """Attention with its projections, but for the last; `write` as in Block.
 
   reads: channels of its input; 0: c.width.
   """
@@ -151,24 +137,28 @@ class Attention(nnx.Module):
       )
     self.o = Linear(c, c.heads * c.head_dim, c.width, c.o_bias)
     self.q_norm, self.k_norm = (
-      norm(c, width if c.joint_qk_norm else c.head_dim) if c.qk_norm else None
+      Norm(c, width if c.joint_qk_norm else c.head_dim) if c.qk_norm else None
       for width in widths[:2]
     )
 
-  def __call__(self, x_BTD: Array, view: attention.View, write):
+  def __call__(self, x_BTD: Array, view: attention.View, write, norm=None):
+    """(what `o` reads, cache) of norm(x)."""
     c, (B, T, _) = self.config, x_BTD.shape
     H, G, C = c.heads, c.kv_heads, c.head_dim
+    if c.run.packed:
+      return self._packed(self.qkv(x_BTD, norm), view, write)
+    x_BTD = _normed(norm, x_BTD)
     if c.run.fused:
       qkv = jnp.split(self.qkv(x_BTD), (H * C, (H + G) * C), -1)
     else:
       qkv = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
     q_norm, k_norm = self.q_norm, self.k_norm
-    if q_norm is not None and k_norm is not None and c.joint_qk_norm:
-      qkv = q_norm(qkv[0]), k_norm(qkv[1]), qkv[2]
+    if c.joint_qk_norm:
+      qkv = _normed(q_norm, qkv[0]), _normed(k_norm, qkv[1]), qkv[2]
     q_BTHC = qkv[0].reshape(B, T, H, C)
     k_BTGC, v_BTGC = (y.reshape(B, T, G, C) for y in qkv[1:])
-    if q_norm is not None and k_norm is not None and not c.joint_qk_norm:
-      q_BTHC, k_BTGC = q_norm(q_BTHC), k_norm(k_BTGC)
+    if not c.joint_qk_norm:
+      q_BTHC, k_BTGC = _normed(q_norm, q_BTHC), _normed(k_norm, k_BTGC)
     if view.cos is not None:
       q_BTHC = attention.rotate(q_BTHC, view.cos, view.sin)
       k_BTGC = attention.rotate(k_BTGC, view.cos, view.sin)
@@ -181,14 +171,13 @@ class Attention(nnx.Module):
       cap=c.attn_softcap,
       bias_BHTS=view.bias_BHTS,
     )
-    return self.o(y_BTF), cache
+    return y_BTF, cache
 
-  def packed(self, qkv_BTF: Array, view: attention.View, write: kv.Writer):
-    """The part of __call__ between the projections, by the CPU kernels."""
+  def _packed(self, qkv_BTF: Array, view: attention.View, write: kv.Writer):
     c = self.config
     norms = None
     if self.q_norm is not None and self.k_norm is not None:
-      norms = packed_norm(self.q_norm), packed_norm(self.k_norm)
+      norms = self.q_norm.packed(), self.k_norm.packed()
     if norms and c.joint_qk_norm:
       ends = c.heads * c.head_dim, (c.heads + c.kv_heads) * c.head_dim
       *qk, v_BTF = jnp.split(qkv_BTF, ends, -1)
@@ -212,7 +201,7 @@ class Attention(nnx.Module):
 
 
 class CrossAttention(nnx.Module):
-  """Attention of a decoder to what its encoder left."""
+  """Attention of a decoder to what its encoder left, but for `o`."""
 
   def __init__(self, c: model_config.LMConfig):
     self.config, wide = c, c.heads * c.head_dim
@@ -233,22 +222,16 @@ class CrossAttention(nnx.Module):
     cache = kv.KVCache(split(self.k(hidden_BID)), split(self.v(hidden_BID)))
     return kv.panels(cache) if c.run.packed else cache
 
-  def __call__(self, x_BTD: Array, store: kv.KVCache, mask_B1I: Array):
-    c, (B, T, _) = self.config, x_BTD.shape
-    q_BTHC = self.q(x_BTD).reshape(B, T, c.heads, c.head_dim)
-    return self.o(
-      attention.attend(q_BTHC, store, mask_B1I, scale=c.query_scale)
-    )
-
-  def packed(self, x_BTD: Array, norm, store: kv.Panels, mask_B1I: Array):
-    """x + the attention of norm(x) to the source, by the CPU kernels."""
-    c = self.config
-    q_BTF = self.q(x_BTD, norm)
-    scale = c.query_scale or c.head_dim**-0.5
-    (y_BTF,) = calls.attend(
-      q_BTF, None, None, None, mask_B1I, *store, heads=c.heads, scale=scale
-    )
-    return self.o(y_BTF, add=x_BTD)
+  def __call__(self, x_BTD: Array, norm, store: Any, mask_B1I: Array):
+    """What `o` reads, of norm(x)."""
+    c, (B, T, _), q_BTF = self.config, x_BTD.shape, self.q(x_BTD, norm)
+    if c.run.packed:
+      scale = c.query_scale or c.head_dim**-0.5
+      return calls.attend(
+        q_BTF, None, None, None, mask_B1I, *store, heads=c.heads, scale=scale
+      )[0]
+    q_BTHC = q_BTF.reshape(B, T, c.heads, c.head_dim)
+    return attention.attend(q_BTHC, store, mask_B1I, scale=c.query_scale)
 
 
 class Dropout(NamedTuple):
@@ -284,15 +267,20 @@ class MLP(nnx.Module):
       self.gate = Linear(c, c.width, c.mlp, bias)
     self.down = Linear(c, c.mlp, c.width, bias)
 
-  def __call__(self, x: Array) -> Array:
-    act = ACTS[self.config.act]
-    if not self.config.gated:
-      return self.down(act(self.up(x)))
-    if self.config.run.fused:
+  def __call__(self, x: Array, norm=None) -> Array:
+    """What `down` reads, of norm(x)."""
+    c = self.config
+    if c.run.packed:
+      up = self.gate_up if c.gated else self.up
+      return up(x, norm, gated=c.gated, act=c.act)
+    x, act = _normed(norm, x), ACTS[c.act]
+    if not c.gated:
+      return act(self.up(x))
+    if c.run.fused:
       gate, up = jnp.split(self.gate_up(x), 2, -1)
     else:
       gate, up = self.gate(x), self.up(x)
-    return self.down(act(gate) * up)
+    return act(gate) * up
 
 
 class Block(nnx.Module):
@@ -306,41 +294,37 @@ class Block(nnx.Module):
   """
 
   def __init__(self, c: model_config.LMConfig, reads: int = 0):
-    some = lambda wanted: norm(c, c.width) if wanted else None
+    some = lambda wanted: Norm(c, c.width) if wanted else None
+    self.config = c
     self.attn_norm = some(c.pre_norm and not reads)
     self.mlp_norm = some(c.pre_norm)
     self.attn, self.mlp = Attention(c, reads), MLP(c)
     if c.encoder is not None:
-      self.cross_norm, self.cross_attn = norm(c, c.width), CrossAttention(c)
+      self.cross_norm, self.cross_attn = Norm(c, c.width), CrossAttention(c)
     self.attn_post_norm = some(c.post_norm)
     self.mlp_post_norm = some(c.post_norm)
 
   def __call__(self, x_BTD: Array, view: attention.View, write, read_BTE=None):
-    scale = self.attn.config.residual_scale
-    read_BTE = x_BTD if read_BTE is None else read_BTE
-    if self.attn.config.run.packed:
-      return self._packed(x_BTD, view, write, read_BTE)
-    y_BTD, cache = self.attn(_normed(self.attn_norm, read_BTE), view, write)
-    y_BTD = _scaled(_normed(self.attn_post_norm, y_BTD), scale)
-    x_BTD = x_BTD + drop(view.dropout, 0, y_BTD)
-    if view.source is not None:
-      y_BTD = self.cross_attn(self.cross_norm(x_BTD), *view.source)
-      x_BTD += drop(view.dropout, 1, y_BTD)
-    y_BTD = self.mlp(_normed(self.mlp_norm, x_BTD))
-    y_BTD = _scaled(_normed(self.mlp_post_norm, y_BTD), scale)
-    return x_BTD + drop(view.dropout, 2, y_BTD), cache
+    scale = self.config.residual_scale
 
-  def _packed(self, x_BTD: Array, view: attention.View, write, read_BTE: Array):
-    mlp, c = self.mlp, self.mlp.config
-    add = functools.partial(_add, scale=c.residual_scale)
-    qkv_BTF = self.attn.qkv(read_BTE, self.attn_norm)
-    y_BTF, cache = self.attn.packed(qkv_BTF, view, write)
-    x_BTD = add(x_BTD, self.attn.o, y_BTF, self.attn_post_norm)
+    def add(x_BTD, part: int, linear: Linear, y_BTF, norm=None, scale=1.0):
+      """x + scale * norm(linear(y)), with dropout."""
+      packed = self.config.run.packed
+      if packed and norm is None and scale == 1:
+        return linear(y_BTF, add=x_BTD)
+      if packed and norm is not None:
+        return calls.add_norm(linear(y_BTF), norm.packed(scale), x_BTD)
+      y_BTD = _scaled(_normed(norm, linear(y_BTF)), scale)
+      return x_BTD + drop(view.dropout, part, y_BTD)
+
+    read_BTE = x_BTD if read_BTE is None else read_BTE
+    y_BTF, cache = self.attn(read_BTE, view, write, self.attn_norm)
+    x_BTD = add(x_BTD, 0, self.attn.o, y_BTF, self.attn_post_norm, scale)
     if view.source is not None:
-      x_BTD = self.cross_attn.packed(x_BTD, self.cross_norm, *view.source)
-    up = mlp.gate_up if c.gated else mlp.up
-    y_BTF = up(x_BTD, self.mlp_norm, gated=c.gated, act=c.act)
-    return add(x_BTD, mlp.down, y_BTF, self.mlp_post_norm), cache
+      y_BTF = self.cross_attn(x_BTD, self.cross_norm, *view.source)
+      x_BTD = add(x_BTD, 1, self.cross_attn.o, y_BTF)
+    y_BTF = self.mlp(x_BTD, self.mlp_norm)
+    return add(x_BTD, 2, self.mlp.down, y_BTF, self.mlp_post_norm, scale), cache
 
 
 def _normed(norm, x: Array) -> Array:
@@ -349,14 +333,3 @@ def _normed(norm, x: Array) -> Array:
 
 def _scaled(x: Array, scale: float) -> Array:
   return x if scale == 1 else x * scale
-
-
-def _add(x_BTD: Array, linear: Linear, y_BTF: Array, norm, scale) -> Array:
-  """x + scale * norm(linear(y)), the norm left out if None, by the kernels."""
-  if norm is None and scale == 1:
-    return linear(y_BTF, add=x_BTD)
-  y_BTD = linear(y_BTF)
-  if norm is None:
-    return x_BTD + y_BTD * scale
-  one = packed_norm(norm)
-  return calls.add_norm(y_BTD, one._replace(scale=one.scale * scale), x_BTD)

@@ -28,20 +28,23 @@ class Ends(nnx.Module):
   """Embedding, tables of positions, final norm and output head.
 
   The head is [D, V]. Tied models look up embeddings in its columns: one array
-  for both, in the layout that the head needs.
+  for both, in the layout that the head needs. An encoder has norm and relative
+  positions alone.
   """
 
   def __init__(self, c: model_config.LMConfig):
-    dtype = jnp.dtype(c.dtype)
+    table = lambda *shape, dtype=c.dtype: nnx.Param(jnp.zeros(shape, dtype))
     self.config = c
-    self.norm = layers.norm(c, c.width)
-    head = jnp.zeros((c.width, len(c.proposes) or c.vocab), dtype)
+    self.norm = layers.Norm(c, c.width)
+    if c.position == 'relative':
+      self.relative = table(c.buckets[0], c.heads, dtype=c.activations)
+    if not c.causal:
+      return
+    head = jnp.zeros((c.width, len(c.proposes) or c.vocab), c.dtype)
     self.head = nnx.Param(weights.pack(head) if c.run.packed else head)
-    table = lambda rows: nnx.Param(jnp.zeros((rows, c.width), dtype))
-    self.embed = None if c.tied else table(c.vocab)
-    self.positions = table(c.context) if c.position == 'learned' else None
-    relative = c.position == 'relative'
-    self.relative = encoder.relative_table(c) if relative else None
+    self.embed = None if c.tied else table(c.vocab, c.width)
+    learned = c.position == 'learned'
+    self.positions = table(c.context, c.width) if learned else None
 
   def lookup(self, tokens_BT: Array, positions_BT: Array) -> Array:
     c = self.config
@@ -60,22 +63,15 @@ class Ends(nnx.Module):
     return x_BTD
 
   def logits(self, hidden: Array, normed: bool) -> Array:
-    head, norm = self.head.get_value(), None if normed else self.norm
-    logits = layers.head(self.config, norm, hidden, head)
-    if self.config.head_scale != 1:
-      logits *= self.config.head_scale
-    return attention.softcap(logits, self.config.logit_softcap)
+    norm = None if normed else self.norm
+    return layers.head(self.config, norm, hidden, self.head.get_value())
 
 
+@functools.cache
 def _modules(config: model_config.LMConfig):
   """(graphdef, abstract params) of a block and of Ends; allocates no memory."""
   if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError("dtype='float64' needs 64 bits: set JAX_ENABLE_X64=1")
-  return _split(config)
-
-
-@functools.cache
-def _split(config: model_config.LMConfig):
   split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
   return split(lambda: layers.Block(config)), split(lambda: Ends(config))
 
@@ -84,7 +80,7 @@ def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """Shape and dtype of every parameter's arrays, by flat name."""
   out = _named(config, *_modules(config))
   if config.encoder is not None:
-    own = _named(config.encoder, *encoder.modules(config.encoder))
+    own = _named(config.encoder, *_modules(config.encoder))
     out |= {f'encoder/{name}': x for name, x in own.items()}
   return out
 
@@ -130,7 +126,8 @@ def flatten(params: types.Params) -> dict[str, Any]:
 
 
 def every_pass(name: str) -> bool:
-  """Whether each pass of a decoder reads all of a parameter, by flat name."""
+  """Whether each pass of a decoder reads all of a parameter, by flat name: not
+  tables of few rows of which it needs, nor what reads a source, once."""
   seldom = r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/'
   return not re.match(seldom, name)
 
@@ -143,11 +140,9 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   variance smaller by head_dim. Values depend on the seed and the parameter's
   unscanned name: a seed gives the same model, sharded, scanned or neither.
 
-  put: put(name, array) -> array places each parameter as it is made; None
-    leaves it on the default device.
+  put: put(name, array) -> array places each parameter as it is made.
   """
   assert not config.run.packed, 'convert.pack packs what is made'
-  put = put or (lambda name, x: x)
   root = jax.random.key(seed)
   key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
   out = {}
@@ -159,7 +154,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
       x = jnp.stack(each)
     else:
       x = drawn(config, key(name), name, s.shape, s.dtype)
-    out[name] = put(name, x)
+    out[name] = put(name, x) if put else x
   return nest(out)
 
 
@@ -188,23 +183,23 @@ def make(
 ) -> types.Model:
   """The model as pure functions; equal arguments give the same object.
 
-  Args:
-    ids: number of ids that are tokens; the others, padding, have logit -inf.
-      None: all.
-    vocab: size of the logits' last axis; None: config.vocab. It must be the
-      same for draft and target, whose embeddings may be padded differently.
-      With config.proposes, as many: logits of these ids alone, for losses.
-    constrain: constrain(array, *logical axes) -> array; fixes the sharding of
-      caches and logits (sharding.Layout.constrain).
+  ids: number of ids that are tokens; the others, padding, have logit -inf.
+    None: all.
+  vocab: size of the logits' last axis; None: config.vocab. It must be the same
+    for draft and target, whose embeddings may be padded differently. With
+    config.proposes, as many: logits of these ids alone, for losses.
+  constrain: constrain(array, *logical axes) -> array; fixes the sharding of
+    caches and logits (sharding.Layout.constrain).
   """
   V = vocab or config.vocab
   ids = min(ids or V, config.vocab, V)
   constrain = constrain or (lambda x, *axes: x)
   _modules(config)  # refuses float64 without x64
+  own = lambda rows, slots: kv.of_layers(config, rows, slots, constrain)
   return types.Model(
     alone.padded(functools.partial(_apply, config)),
     functools.partial(_head, config, ids, V, constrain),
-    functools.partial(_init_cache, config, constrain),
+    own if config.encoder is None else lambda *x: encoder.Cache(own(*x)),
     V,
     config.context,
     functools.partial(_embed, config),
@@ -242,18 +237,14 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
   return attention.softcap(logits_BT, config.logit_softcap)
 
 
-def _init_cache(config, constrain, rows: int, slots: int):
-  cache = kv.of_layers(config, rows, slots, constrain)
-  return cache if config.encoder is None else encoder.Cache(cache)
-
-
 def _encode(config, constrain, params, source: types.Source, cache):
   """types.Model.encode."""
   (graphdef, _), _ = _modules(config)
   tokens_BI, lengths_B = source
   slots, dropout = tokens_BI.shape[1], _dropout(params, 1)
   mask_B1I = (jnp.arange(slots)[None] < lengths_B[:, None])[:, None]
-  encode = functools.partial(encoder.hidden, config.encoder, params['encoder'])
+  inner = config.encoder, _modules(config.encoder), params['encoder']
+  encode = functools.partial(encoder.hidden, *inner)
 
   def hidden(width: int):
     x_BID = _embed(config, params, tokens_BI[:, :width], None, dropout)
@@ -368,11 +359,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
     i, x_BTD, cache = carry
     layer_params = _pick(layers_params, i)
 
-    def write(k, v):
-      written = kv.write_stacked(cache, i, k, v, slots_BT)
-      return written, kv.read_stacked(written, i, config.kv_heads)
-
-    view = of_layer(view_of(i), i)
+    view, write = of_layer(view_of(i), i), kv.Writer(cache, slots_BT, i)
     x_BTD, cache = block(layer_params)(x_BTD, view, write)
     x_BTD = checkpoint_name(x_BTD, 'residual')
     return (i + 1, x_BTD, cache), x_BTD if taps else ()

@@ -4,18 +4,22 @@ A matrix [K, N], which x [..., K] is multiplied by, is a jax.Array or one of
 STORED, such as Panels: pytree nodes whose children are their arrays, so that
 jit, tree.map and device_put act on these, and whose other fields are static.
 The parameters of a model hold either, under one name ('layers/0/attn/o/kernel')
-and without another module's knowing which: `of` gives the methods of Matrix.
+and without another module's knowing which: `of` gives its methods.
 
-A new kind needs a class with these methods in STORED, and a function like
-`pack` that makes it from what a file holds.
+shape: (K, N).
+linear(x, bias, **more): x @ matrix (+ bias), [..., N]. Of a packed model bias
+  is as `pad` returns it, and more are norm, add, act and gated of calls.linear;
+  else more is the result's dtype (None: that of x).
+columns(ids): the columns of these numbers, clipped to N: [K, *ids.shape].
+take(ids_R): the matrix of these columns alone, for the same kernels.
+dense(): the matrix as one array.
 """
 
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,38 +29,6 @@ from specdec_jax.kernels import calls, quantised
 from specdec_jax.models import attention
 
 Array = jax.Array
-
-
-class Matrix(Protocol):
-  """A matrix [K, N], however it is stored."""
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """(K, N)."""
-    ...
-
-  def linear(self, x: Array, bias: Array | None = None, **more) -> Array:
-    """x @ matrix (+ bias), [..., N].
-
-    Args:
-      x: [..., K].
-      bias: [N]; of a packed model as `pad` returns it.
-      **more: of a packed model norm, add, act and gated of calls.linear, else
-        dtype, of the result; None: that of x.
-    """
-    ...
-
-  def columns(self, ids: Array) -> Array:
-    """The columns of these numbers, clipped to N: [K, *ids.shape]."""
-    ...
-
-  def take(self, ids_R: Array) -> Any:
-    """The matrix of these columns alone, for the same kernels."""
-    ...
-
-  def dense(self) -> Array:
-    """The matrix as one array."""
-    ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,10 +101,8 @@ class Quantised:
   """A file's quantised numbers as they are (kernels.quantised), of a packed
   model.
 
-  array: the panels, uint8.
-  kind: how they are stored, of quantised.KINDS.
-  N: columns of the matrix.
-  parts: as of Panels.
+  array: the panels, uint8, of a kind of quantised.KINDS.
+  N, parts: as of Panels.
   order: [K] row k of the panels is this row of the matrix; None: row k.
   bits: of the whole numbers that a product rounds rows of x to.
   """
@@ -160,10 +130,7 @@ class Quantised:
     return quantised.shared(x, self.array, self.kind, columns, **more)
 
   def columns(self, ids: Array) -> Array:
-    return self._sorted(quantised.columns_of(self.array, self.kind, ids))
-
-  def _sorted(self, x: Array) -> Array:
-    """The panels' rows as the matrix has them."""
+    x = quantised.columns_of(self.array, self.kind, ids)
     return x if self.order is None else x[jnp.argsort(self.order)]
 
   def take(self, ids_R: Array) -> 'Quantised':
@@ -171,10 +138,11 @@ class Quantised:
     return dataclasses.replace(self, array=some, N=len(ids_R), parts=1)
 
   def dense(self) -> Array:
-    each = jnp.split(self.array, self.parts)
-    columns = self.N // self.parts
-    parts = [quantised.unpack(x, self.kind, columns) for x in each]
-    return self._sorted(jnp.concatenate(parts, -1))
+    # Each part fills panels of its own.
+    one = self.N // self.parts
+    wide = len(self.array) // self.parts * quantised.WIDE
+    first = jnp.arange(self.parts)[:, None] * wide
+    return self.columns((first + jnp.arange(one)[None]).reshape(-1))
 
 
 @jax.tree_util.register_dataclass
@@ -296,7 +264,7 @@ TABLES = 'embed', 'positions'
 INTEGERS = 'int8', 'int4'
 
 
-def of(matrix: Any) -> Matrix:
+def of(matrix: Any) -> Any:
   """The methods of a matrix among a model's parameters."""
   return matrix if is_stored(matrix) else Dense(matrix)
 
@@ -334,16 +302,6 @@ def coarsest(tree: Any) -> str:
   return str(max(floats, key=lambda x: float(jnp.finfo(x).eps)))
 
 
-def numbers(matrix: Any) -> int:
-  """How many numbers a parameter stands for."""
-  return math.prod(of(matrix).shape)
-
-
-def transpose(matrix: Any) -> Any:
-  """The table that has the columns of a matrix as rows, stored as it is."""
-  return Table(matrix) if is_stored(matrix) else matrix.T
-
-
 def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
   """The bias of a packed model's matrix, with zeros where that is padded."""
   if isinstance(matrix, Beside):
@@ -363,19 +321,17 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
   out = [matrices[0]]
   for x in matrices[1:]:
     last = out[-1]
-    if _alike(last, x) and (parts > 1 or last.N % quantised.WIDE == 0):
+    codes = isinstance(last, Quantised) and isinstance(x, Quantised)
+    alike = (
+      codes and last.kind == x.kind and np.array_equal(last.order, x.order)
+    )
+    if alike and (parts > 1 or last.N % quantised.WIDE == 0):
       panels, width = jnp.concatenate([last.array, x.array]), last.N + x.N
       out[-1] = dataclasses.replace(last, array=panels, N=width, parts=parts)
     else:
       out.append(x)
   each = tuple(x if is_stored(x) else pack(x) for x in out)
   return each[0] if len(each) == 1 else Beside(each)
-
-
-def _alike(a: Any, b: Any) -> bool:
-  """Whether one kernel multiplies both matrices."""
-  codes = isinstance(a, Quantised) and isinstance(b, Quantised)
-  return codes and a.kind == b.kind and np.array_equal(a.order, b.order)
 
 
 def matmul(x: Array, kernel: Array, dtype=None) -> Array:

@@ -1,5 +1,6 @@
 """What a pass reads and computes: bytes, and products of parameters."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,6 +8,8 @@ import numpy as np
 
 from specdec_jax import types
 from specdec_jax.models import lm, weights
+
+_MANY = 1024  # slots: a cache may round them up to whole panels
 
 
 def tree_bytes(tree: Any) -> int:
@@ -16,18 +19,14 @@ def tree_bytes(tree: Any) -> int:
 
 
 def step_parameters(params: types.Params) -> int:
-  """Parameters that one forward pass reads, the head included.
-
-  Without the position table and an untied embedding, of which it reads few
-  rows, and without what reads a source, once a request.
-  """
-  return sum(weights.numbers(x) for _, x in _read_whole(params))
+  """Parameters that one forward pass reads whole (lm.every_pass)."""
+  return sum(math.prod(weights.of(x).shape) for _, x in _read_whole(params))
 
 
 def row_products(params: types.Params, length: int, source: int) -> float:
   """Parameters times the tokens of a row of training that pass each of them.
 
-  length: tokens of the row. source: those that its encoder reads, if any does.
+  length, source: tokens of the row, and those that its encoder reads.
   """
   encoder = jax.tree.leaves(params.get('encoder', {}))
   passed = step_parameters(params) * length
@@ -41,29 +40,22 @@ def step_bytes(params: types.Params) -> int:
 
 def slot_bytes(model: types.Model, rows: int) -> float:
   """Bytes of a cache for each of its slots, in all rows together."""
-  many = 1024  # a cache may round slots up to whole panels
-  cache = jax.eval_shape(lambda: model.init_cache(rows, many))
-  return tree_bytes(cache) / many
+  cache = jax.eval_shape(lambda: model.init_cache(rows, _MANY))
+  return tree_bytes(cache) / _MANY
 
 
 def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
   """Bytes that an encoder leaves of each token of a source; 0 without one."""
-  many, encode = 1024, model.encode
-  if encode is None:
+  if (encode := model.encode) is None:
     return 0.0
-  source = types.Source(np.zeros((rows, many), int), np.zeros(rows, int))
+  source = types.Source(np.zeros((rows, _MANY), int), np.zeros(rows, int))
   left = lambda: encode(params, source, model.init_cache(rows, 0))
-  return tree_bytes(jax.eval_shape(left)) / many
+  return tree_bytes(jax.eval_shape(left)) / _MANY
 
 
 def _read_whole(params: types.Params) -> list[tuple[str, Any]]:
   """The parameters of a pass, by flat name."""
   return [x for x in lm.flatten(params).items() if lm.every_pass(x[0])]
-
-
-def own_bytes(params: types.Params, target: types.Params) -> int:
-  """Bytes of the arrays that are not shared with the target."""
-  return tree_bytes(own_leaves(params, target))
 
 
 def own_leaves(params: types.Params, other: types.Params) -> list[types.Array]:

@@ -177,7 +177,7 @@ def test_a_draft_of_a_file_takes_what_was_said(tmp_path, monkeypatch, name):
   loaded = settings.load(settings.settings(c))
   params = settings.engine(loaded, method, 1, measure=False).weights.draft
   params = params['layers'] if name == 'draft' else params
-  own = work.own_bytes(params, loaded.target.params)
+  own = work.tree_bytes(work.own_leaves(params, loaded.target.params))
   models, tokens, numbers = said[0]
   assert 4 * numbers[name] == pytest.approx(own, rel=0.03)
   size = memory._gb(4 * numbers[name])

@@ -85,12 +85,6 @@ def test_has_nearly_the_matrix_and_exactly_its_products(kind, rows, groups):
   np.testing.assert_array_equal(found.take(ids[0]).dense(), dense[:, at[0]])
 
 
-def test_a_group_of_one_number_stays_it():
-  for number in 0, -3:
-    found = rounded.quantise(np.full((64, 2), number, np.float32), 'int4')
-    np.testing.assert_array_equal(found.dense(), number)
-
-
 def test_layers_are_stacked_and_matrices_joined():
   x = numbers(3, 128, N)
   whole = rounded.quantise(x, 'int4')

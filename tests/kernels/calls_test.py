@@ -9,9 +9,11 @@ from specdec_jax.io import files
 from specdec_jax.kernels import calls, library
 from specdec_jax.models import attention, layers
 from specdec_jax.models import cache as kv
+from tests import fakes
 
 # The last has more panels than there are threads.
 SHAPES = [(64, 96), (37, 50), (300, 33), (1, 1), (20, 5000)]
+FLOATS = dict(dtype='float32')
 ROWS = (1, 2, 3, 5, 8, 12, 13, 16, 40, 130)
 
 
@@ -50,7 +52,8 @@ def test_what_surrounds_a_product(kind, act, gated):
   K, N, parts = 70, 1009, 2 if gated else 1
   x, add = 3 * normal(0, 2, 3, K), normal(1, 2, 3, N)
   kernel, bias = normal(2, K, parts * N) / 8, normal(3, parts * N)
-  norm = layers.NORMS[kind](K, 3.0, jnp.float32)  # an eps that matters
+  # An eps that matters.
+  norm = layers.Norm(fakes.tiny(**FLOATS, norm=kind, norm_eps=3.0), K)
   norm.scale[...] = normal(4, K)
   if kind == 'layer':
     norm.bias[...] = normal(5, K)
@@ -58,7 +61,7 @@ def test_what_surrounds_a_product(kind, act, gated):
     x,
     calls.pack(kernel, parts),
     N,
-    norm=layers.packed_norm(norm),
+    norm=norm.packed(),
     bias=calls.pad(bias, parts),
     add=add,
     act=act,
@@ -70,7 +73,7 @@ def test_what_surrounds_a_product(kind, act, gated):
   gate, *up = jnp.split(wide, parts, -1)
   wanted = layers.ACTS[act](gate) * (up[0] if up else 1)
   np.testing.assert_allclose(y, add + wanted, atol=2e-5)
-  normed = calls.add_norm(x, layers.packed_norm(norm), 2 * x)
+  normed = calls.add_norm(x, norm.packed(), 2 * x)
   np.testing.assert_allclose(normed, 2 * x + norm(x), atol=1e-5)
 
 
@@ -100,10 +103,10 @@ def test_attention_and_the_cache_that_it_writes(case):
   q, k, v = (x.reshape(B, T, -1, C) for x in (q, k, v))
   norms = None
   if normed:
-    modules = [layers.RMSNorm(C, 0.5, jnp.float32) for _ in 'qk']
+    modules = [layers.Norm(fakes.tiny(**FLOATS, norm_eps=0.5), C) for _ in 'qk']
     for i, module in enumerate(modules):
       module.scale[...] = normal(4 + i, C)
-    norms = tuple(layers.packed_norm(x) for x in modules)
+    norms = tuple(x.packed() for x in modules)
     q, k = modules[0](q), modules[1](k)
   if rotated:
     q, k = (attention.rotate(x, cos, sin) for x in (q, k))

@@ -67,40 +67,6 @@ def test_each_cpu_and_compiler_has_its_own_library(monkeypatch, tmp_path):
   assert library._built(library._compiler(), tmp_path) in names
 
 
-def damaged(content: bytes) -> dict[str, bytes]:
-  """What a crash, a full disk or another program leaves of a library."""
-  return {
-    'empty': b'',
-    'cut': content[: len(content) // 2],
-    'zeros at its end': content[:-64] + bytes(64),
-    'foreign': b'a whole library of something else',
-  }
-
-
-def test_a_damaged_library_is_compiled_again_silently(
-  monkeypatch, tmp_path, caplog
-):
-  """Loaded, it would end the process with SIGBUS, at this start and the next.
-
-  The compiler copies what this test calls the library.
-  """
-  content = bytes(range(1, 256)) * 4
-  (tmp_path / 'whole').write_bytes(content)
-  script = f'while [ "$1" != -o ]; do shift; done; cp {tmp_path}/whole "$2"'
-  monkeypatch.setenv('CC', compiler(tmp_path, script))
-  find = lambda: library._built(library._compiler(), tmp_path / 'cache')
-  path = find()
-  for name, wrong in damaged(content).items():
-    path.write_bytes(wrong)
-    assert find() == path and path.read_bytes() == content, name
-  assert [*path.parent.iterdir()] == [path] and not caplog.messages
-  # Another compilation of it may have other bytes, and so another name.
-  path.write_bytes(b'cut')
-  (tmp_path / 'whole').write_bytes(content + b'later')
-  other = find()
-  assert other != path and [*path.parent.iterdir()] == [other]
-
-
 @pytest.mark.parametrize('cache', ['a file/cache', 'a file', '/proc/cache'])
 def test_where_nothing_can_be_kept_the_kernels_still_load(
   monkeypatch, tmp_path, caplog, cache

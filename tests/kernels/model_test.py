@@ -91,11 +91,12 @@ def test_unpacks_to_the_same_and_is_as_precise_as_xla(changes, x64):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), lm.flatten(packed[1])
   )
   assert shapes == lm.shapes(packed[0])
-  config, params = convert.unpack(*packed)
-  assert config == plain[0]
-  jax.tree.map(np.testing.assert_array_equal, params, plain[1])
+  config, params = convert.plain(*packed)
+  same = convert.plain(*plain)
+  assert config == same[0]
+  jax.tree.map(np.testing.assert_array_equal, params, same[1])
   exact = config.running(dtype='float64')
-  wide = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+  wide = lm.nest({n: x.astype(jnp.float64) for n, x in params.items()})
   wanted = logits(exact, wide, rows=3, width=8)
   xla, found = (
     np.abs(logits(*x, rows=3, width=8) - wanted) for x in (plain, packed)

@@ -121,18 +121,11 @@ def test_a_row_that_sees_nothing_is_finite():
     dict(position='sinus'),
     dict(act='tanh'),
     dict(norm='batch'),
-    dict(windows=()),
-    dict(windows=(4, -1)),
   ],
 )
 def test_settings_that_cannot_work_are_refused(bad):
   with pytest.raises(ValueError, match=next(iter(bad))):
     fakes.tiny(**bad)
-
-
-def test_unknown_sizes_are_refused_with_the_table():
-  with pytest.raises(ValueError, match='smollm2_135m'):
-    model_config.sized('smollm3')
 
 
 def test_a_gpu_without_cudnn_attends_by_xla(monkeypatch):

@@ -13,7 +13,7 @@ from tests import fakes
 def test_layer_norm_is_its_formula(x64):
   rng = np.random.default_rng(0)
   x, scale, bias = rng.normal(size=(3, 5, 8)) + 2
-  norm = layers.LayerNorm(8, 0.1, jnp.float64)
+  norm = layers.Norm(fakes.tiny(norm='layer', norm_eps=0.1), 8)
   norm.scale[...], norm.bias[...] = jnp.asarray(scale[0]), jnp.asarray(bias[0])
   wanted = (x - x.mean(-1, keepdims=True)) / np.sqrt(
     x.var(-1, keepdims=True) + 0.1
@@ -24,7 +24,7 @@ def test_layer_norm_is_its_formula(x64):
 @pytest.mark.parametrize('wide', [False, True])
 def test_a_wide_scale_is_applied_before_rounding(wide):
   config = fakes.tiny(dtype='bfloat16', wide_norm=wide)
-  norm = layers.norm(config, 64)
+  norm = layers.Norm(config, 64)
   assert norm.scale.dtype == (jnp.float32 if wide else jnp.bfloat16)
   rng = np.random.default_rng(0)
   # Differences from 1 that bfloat16 does not have.

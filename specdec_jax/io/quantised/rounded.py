@@ -161,15 +161,12 @@ def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
 
 def _round(params: dict[str, Any], name: str) -> None:
   for key, x in params.items():
+    codes = weights.is_stored(x) and not isinstance(x, weights.Panels)
     if isinstance(x, dict):
       _round(x, key)
-    elif key in ('kernel', 'head') and not _is_codes(x):
+    elif key in ('kernel', 'head') and not codes:
       parts = convert.PARTS.get(name, 1)
       each = jnp.split(weights.of(x).dense(), parts, -1)
       with contextlib.suppress(ValueError):  # too large for a scale
         each = [pack(name, 'int8', 'head', part) for part in each]
         params[key] = weights.join(each, parts)
-
-
-def _is_codes(x: Any) -> bool:
-  return weights.is_stored(x) and not isinstance(x, weights.Panels)
