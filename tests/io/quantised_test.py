@@ -134,11 +134,18 @@ def test_a_matrix_that_is_also_stored_as_it_was_is_refused():
     planned(facts['settings'], both)
 
 
-def test_some_matrices_of_gptq_may_have_other_bits_than_are_stated():
-  """As `dynamic` settings give them; the shapes tell."""
-  facts, parts = CASES['gptq: 8 bits, symmetric, mixed']
-  plan = opened(facts['settings'] | dict(bits=4, dynamic={'.*': {}}), parts)
-  assert plan.kind == 'GPTQ 8-bit'
+@pytest.mark.parametrize(
+  'case, other, kind',
+  [
+    ('gptq: 8 bits, symmetric, mixed', 4, 'GPTQ 8-bit'),
+    ('mlx: 8 bits', 2, 'MLX 8-bit'),
+  ],
+)
+def test_some_matrices_may_have_other_bits_than_are_stated(case, other, kind):
+  """The shapes tell."""
+  facts, parts = CASES[case]
+  plan = opened(facts['settings'] | dict(bits=other), parts)
+  assert plan.kind == kind
   want = opened(facts['settings'], parts).get('x.weight')
   np.testing.assert_array_equal(plan.get('x.weight'), want)
 
@@ -430,14 +437,6 @@ def test_bits_that_cannot_be_told():
   assert found.kind == 'compressed-tensors 4-bit'
   with pytest.raises(ValueError, match=r'2 ways fit \[3, 4\] bits'):
     planned(settings | groups_of(3, 4), half)
-
-
-def test_the_bits_of_mlx_are_told_by_shapes():
-  facts, parts = CASES['mlx: 8 bits']
-  plan = opened(facts['settings'] | dict(bits=2), parts)
-  one = opened(facts['settings'], parts)
-  np.testing.assert_array_equal(plan.get('x.weight'), one.get('x.weight'))
-  assert plan.kind == 'MLX 8-bit'
 
 
 def test_groups_of_one_size_and_true_zeros():

@@ -9,9 +9,8 @@ import sys
 import jax
 import pytest
 
-from configs import default
-from specdec_jax import settings, sharding
-from specdec_jax.io import files, load
+from specdec_jax import sharding
+from specdec_jax.io import load
 from specdec_jax.kernels import library
 
 
@@ -139,14 +138,3 @@ def test_only_a_single_cpu_gets_them(monkeypatch, tmp_path):
   monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
   assert not library.ready('auto', tmp_path)
   assert not list(tmp_path.glob('rows-*'))
-
-
-def test_a_draft_follows_its_target():
-  for kernels in ('auto', 'xla'):
-    c = default.get_config()
-    c.target.source, c.draft.source = 'random:tiny', 'random:tiny:1'
-    c.target.kernels, c.decode.methods = kernels, ('lm',)
-    e = settings.load(settings.settings(c))
-    draft = settings.engine(e, 'lm', 2).draft
-    packed = kernels == 'auto' and library.ready(kernels, files.cache_folder())
-    assert e.target.config.run.packed == draft.config.run.packed == packed

@@ -146,20 +146,6 @@ def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
 
 
 @pytest.mark.more
-def test_a_reduced_head_keeps_the_columns():
-  for dtype in ('float32', 'bfloat16'):
-    config = fakes.tiny(dtype=dtype)
-    _, packed = both(config)
-    ids = (1, 5, 7)
-    whole = logits(*packed, rows=1, width=4)
-    few = logits(*convert.reduce(*packed, ids), rows=1, width=4)
-    np.testing.assert_array_equal(few[..., ids], whole[..., ids])
-    assert np.isneginf(np.delete(few, ids, -1)).all()
-    embed_VD = convert.reduce(*packed, ids)[1]['embed']
-    assert embed_VD.shape == (config.vocab, config.width)
-
-
-@pytest.mark.more
 def test_a_short_source_is_encoded_without_most_of_its_padding():
   """To the same keys and values; there are none past the part that it needs."""
   _, (config, params) = both(T5)

@@ -10,26 +10,6 @@ from specdec_jax.models import config as model_config
 from tests import fakes
 
 
-def test_llama3_frequencies_equal_the_published_rule(x64):
-  """transformers' _compute_llama3_parameters, of all its three branches."""
-  scaling = model_config.RopeScaling(
-    factor=32.0,
-    low_freq_factor=1.0,
-    high_freq_factor=4.0,
-    original_context=8192,
-  )
-  config = fakes.tiny(head_dim=64, rope_theta=500000.0, rope_scaling=scaling)
-  freq = 500000.0 ** (-np.arange(0, 64, 2) / 64)
-  wavelength = 2 * np.pi / freq
-  short, long = wavelength < 8192 / 4.0, wavelength > 8192 / 1.0
-  assert short.any() and long.any() and not (short | long).all()
-  smooth = (8192 / wavelength - 1.0) / (4.0 - 1.0)
-  between = (1 - smooth) * freq / 32.0 + smooth * freq
-  wanted = np.where(short, freq, np.where(long, freq / 32.0, between))
-  got = attention.inverse_frequencies(config)
-  np.testing.assert_allclose(got, wanted, rtol=1e-12)
-
-
 def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
   config = fakes.tiny(
     windows=(3, 0),
@@ -52,22 +32,6 @@ def test_a_window_sees_the_last_tokens_and_turns_by_its_own_base(x64):
     angle = positions[:, :, None, None] * freq
     np.testing.assert_allclose(views[window].cos, np.cos(angle), atol=1e-12)
     np.testing.assert_allclose(views[window].sin, np.sin(angle), atol=1e-12)
-
-
-def test_rotation_turns_each_pair_by_its_angle(x64):
-  config = fakes.tiny(rope_theta=100.0)
-  C = config.head_dim
-  rng = np.random.default_rng(0)
-  x = rng.normal(size=(2, 3, 4, C))
-  positions = np.array([[0, 1, 2], [5, 300, 7]])
-  cos, sin = attention.rotation(jnp.asarray(positions), config)
-  got = np.asarray(attention.rotate(jnp.asarray(x), cos, sin))
-  for c in range(C // 2):
-    i, j = c, c + C // 2
-    turn = np.exp(1j * positions * 100.0 ** (-2 * c / C))[..., None]
-    wanted = (x[..., i] + 1j * x[..., j]) * turn
-    np.testing.assert_allclose(got[..., i], wanted.real, atol=1e-12)
-    np.testing.assert_allclose(got[..., j], wanted.imag, atol=1e-12)
 
 
 def test_positions_past_256_keep_their_angle_in_bfloat16():

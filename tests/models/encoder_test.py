@@ -328,13 +328,6 @@ def test_bad_sources_are_refused(source, message):
     request_of([[1], []])
 
 
-def test_an_encoder_without_a_source_is_refused():
-  config = config_of().running(dtype='float32')
-  request = request_of()._replace(source=None)
-  with pytest.raises(ValueError, match='every request needs a source'):
-    plain_text(config, lm.init(config, 0), request)
-
-
 def test_a_prompt_becomes_a_source_with_its_end():
   model = load.load('random:t5_tiny')
   end = model.tokenizer.eos_ids[0]
@@ -371,19 +364,20 @@ def test_a_draft_that_has_the_targets_encoder_shares_its_pass():
   assert text(same) == text(None)
 
 
+T5, TINY = 'random:t5_tiny', 'random:tiny'
+EAGLE = eagle.Settings('zoo:smollm2-135m-instruct')
+
+
 @pytest.mark.parametrize(
-  'target, draft', [('t5_tiny', 'tiny'), ('tiny', 't5_tiny')]
+  'target, draft, message',
+  [
+    (T5, TINY, 'both need one, or neither'),
+    (TINY, T5, 'both need one, or neither'),
+    (T5, EAGLE, 'eagle: t5_tiny .* has an encoder, .* adaptive.drafter=lookup'),
+    (T5, hybrid.Settings(EAGLE), 'eagle: t5_tiny .* has an encoder'),
+  ],
 )
-def test_an_encoder_on_one_side_only_is_refused(target, draft):
-  target, draft = (load.load(f'random:{x}') for x in (target, draft))
-  with pytest.raises(ValueError, match='both need one, or neither'):
-    api.generate(target, 'ab', draft=draft)
-
-
-@pytest.mark.parametrize('draft', ['eagle', 'hybrid'])
-def test_eagle_is_refused_by_name(draft):
-  own = eagle.Settings('zoo:smollm2-135m-instruct')
-  draft = own if draft == 'eagle' else hybrid.Settings(own)
-  why = 'eagle: t5_tiny .* has an encoder, .* adaptive.drafter=lookup'
-  with pytest.raises(ValueError, match=why):
-    api.generate(load.load('random:t5_tiny'), 'ab', draft=draft)
+def test_drafts_without_an_encoder_are_refused(target, draft, message):
+  draft = load.load(draft) if isinstance(draft, str) else draft
+  with pytest.raises(ValueError, match=message):
+    api.generate(load.load(target), 'ab', draft=draft)

@@ -81,13 +81,6 @@ def test_passes_through_transformations_and_modules(stored):
   np.testing.assert_array_equal(found.dense(), matrix())
 
 
-def test_matrices_are_joined_before_they_are_packed():
-  parts = jnp.split(matrix(), 2, -1)
-  np.testing.assert_array_equal(weights.join(parts), matrix())
-  with pytest.raises(AssertionError):
-    weights.join([weights.pack(x) for x in parts])
-
-
 def of_a_file(kind: str, columns: int, seed: int = 0):
   """(matrix, its values [64, columns]) of random blocks."""
   raw = quantised_test.blocks(kind, 64, columns, seed)
@@ -140,12 +133,6 @@ def test_stored_matrices_are_joined_as_their_kinds_allow(stored, parts, kind):
   some = found.take(ids)
   np.testing.assert_array_equal(some.dense(), wanted[:, ids])
   assert (type(some) is weights.Quantised) == (kind is weights.Quantised)
-
-
-def test_neighbours_of_one_kind_become_one_matrix():
-  each = [of_a_file(*x)[0] for x in (('Q4_1', 64), ('Q4_1', 40), ('Q8_0', 32))]
-  found = weights.join(each)
-  assert [(x.kind, x.N) for x in found.each] == [('Q4_1', 104), ('Q8_0', 32)]
 
 
 def test_is_one_parameter_of_a_model():
