@@ -32,22 +32,13 @@ class Norm(NamedTuple):
 
 def pack(kernel_KN: Array, parts: int = 1) -> Array:
   """A kernel's panels; `parts` kernels side by side are padded one by one."""
-  if parts > 1:
-    return jnp.concatenate([pack(x) for x in jnp.split(kernel_KN, parts, -1)])
   K, N = kernel_KN.shape
-  padded = jnp.pad(kernel_KN, ((0, 0), (0, -N % WIDE)))
+  each_KPN = kernel_KN.reshape(K, parts, -1)
+  padded = jnp.pad(each_KPN, ((0, 0), (0, 0), (0, -(N // parts) % WIDE)))
   if kernel_KN.dtype == jnp.bfloat16:
     x_KPIJ = padded.reshape(K, -1, 2, WIDE // 2)
     return jnp.transpose(x_KPIJ, (1, 0, 3, 2)).reshape(-1, K, WIDE)
   return jnp.moveaxis(padded.reshape(K, -1, WIDE), 1, 0)
-
-
-def unpack(packed: Array, columns: int, parts: int = 1) -> Array:
-  """The inverse of pack: the kernel, [K, columns]."""
-  if parts > 1:
-    each = [unpack(x, columns // parts) for x in jnp.split(packed, parts)]
-    return jnp.concatenate(each, -1)
-  return columns_of(packed, jnp.arange(columns))
 
 
 def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
@@ -55,8 +46,15 @@ def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
 
   wide: columns of a panel.
   """
-  each = [jnp.pad(x, (0, -len(x) % wide)) for x in jnp.split(bias_N, parts, -1)]
-  return jnp.concatenate(each).astype(jnp.float32)
+  each_PN = bias_N.reshape(parts, -1)
+  padded = jnp.pad(each_PN, ((0, 0), (0, -each_PN.shape[1] % wide)))
+  return padded.reshape(-1).astype(jnp.float32)
+
+
+def places(columns: int, parts: int, padded: int) -> Array:
+  """Where the columns of kernels side by side are among those of panels."""
+  first = jnp.arange(parts)[:, None] * (padded // parts)
+  return (first + jnp.arange(columns // parts)[None]).reshape(-1)
 
 
 def columns_of(packed: Array, ids: Array) -> Array:

@@ -92,7 +92,8 @@ class Panels:
     return pack(self.columns(ids_R))
 
   def dense(self) -> Array:
-    return calls.unpack(self.array, self.N, self.parts)
+    wide = len(self.array) * calls.WIDE
+    return self.columns(calls.places(self.N, self.parts, wide))
 
 
 @jax.tree_util.register_dataclass
@@ -138,11 +139,8 @@ class Quantised:
     return dataclasses.replace(self, array=some, N=len(ids_R), parts=1)
 
   def dense(self) -> Array:
-    # Each part fills panels of its own.
-    one = self.N // self.parts
-    wide = len(self.array) // self.parts * quantised.WIDE
-    first = jnp.arange(self.parts)[:, None] * wide
-    return self.columns((first + jnp.arange(one)[None]).reshape(-1))
+    wide = len(self.array) * quantised.WIDE
+    return self.columns(calls.places(self.N, self.parts, wide))
 
 
 @jax.tree_util.register_dataclass

@@ -35,7 +35,7 @@ def test_a_products_rows_do_not_depend_on_each_other(shape, dtype):
   K, N = shape
   kernel = (normal(0, K, N) * K**-0.5).astype(dtype)
   packed = calls.pack(kernel)
-  np.testing.assert_array_equal(calls.unpack(packed, N), kernel)
+  np.testing.assert_array_equal(calls.columns_of(packed, jnp.arange(N)), kernel)
   product = jax.jit(lambda x: calls.linear(x, packed, N))
   x_MK = normal(1, max(ROWS), K)
   exact = np.asarray(x_MK, np.float64) @ np.asarray(kernel, np.float64)
@@ -119,9 +119,9 @@ def test_attention_and_the_cache_that_it_writes(case):
     )
   )
   parts = qkv, cos, sin, at_BT, mask
-  y, *new = call(parts, panels(old), bias)
+  y, *new = call(parts, kv.panels(old), bias)
   np.testing.assert_allclose(y, wanted, atol=5e-6)
-  for got, want in zip(new, panels(written), strict=True):
+  for got, want in zip(new, kv.panels(written), strict=True):
     np.testing.assert_allclose(got, want, atol=1e-5)
   for t in range(T):
     one = jax.tree.map(lambda x, t=t: x[:, t : t + 1], parts)
@@ -137,7 +137,7 @@ def test_queries_alone_and_a_row_that_sees_nothing():
   mask_BTS = jnp.arange(S)[None, None] < jnp.array([7, 0])[:, None, None]
   store, blank = kv.KVCache(*old), (None, None, None)
   y, *cache = calls.attend(
-    q, *blank, mask_BTS, *panels(store), heads=H, scale=0.3
+    q, *blank, mask_BTS, *kv.panels(store), heads=H, scale=0.3
   )
   q_BTHC = q.reshape(B, T, H, C)
   wanted = attention.attend(q_BTHC, store, mask_BTS, scale=0.3)
@@ -146,20 +146,10 @@ def test_queries_alone_and_a_row_that_sees_nothing():
   # One bias for all rows and tokens, as of sources of one length.
   bias = normal(2, 1, H, 1, S)
   call = lambda bias: calls.attend(
-    *(q, *blank, mask_BTS, *panels(store)), heads=H, scale=0.3, bias_BHTS=bias
+    *(q, *blank, mask_BTS, *kv.panels(store)),
+    heads=H,
+    scale=0.3,
+    bias_BHTS=bias,
   )
   spread = jnp.broadcast_to(bias, (B, H, T, S))
   np.testing.assert_array_equal(call(bias)[0], call(spread)[0])
-
-
-def panels(cache: kv.KVCache):
-  """A cache as the kernels keep it."""
-  B, G, S, C = cache.k_BGSC.shape
-  keys, values = calls.cache_shapes(B, G, S, C)
-  more = lambda n: (0, -n % calls.WIDE)
-  k = jnp.pad(cache.k_BGSC, ((0, 0), (0, 0), more(S), (0, 0)))
-  v = jnp.pad(cache.v_BGSC, ((0, 0), (0, 0), more(S), more(C)))
-  k = k.reshape(B, G, -1, calls.WIDE, C).swapaxes(3, 4)
-  v = v.reshape(B, G, len(v[0, 0]), -1, calls.WIDE).swapaxes(2, 3)
-  assert (k.shape, v.shape) == (keys, values)
-  return k, v

@@ -41,7 +41,7 @@ def plan(m: form.Module) -> form.Plan:
       zero = m.get('weight_zero_point').reshape(-(-O // block[0]), -1)
     codes = codes if order is None else codes[:, order]
     scale = m.scales('weight_scale', (O, I), block)
-    return form.Form(codes, scale, block, zero, order=order)
+    return form.Form(codes, scale, block, zero)
 
   kind, parts = f'compressed-tensors {bits}-bit', (part, *_PARTS)
   return form.Plan(kind, (O, I), parts, read, bits, block[1], order)

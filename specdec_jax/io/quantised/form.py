@@ -23,7 +23,6 @@ class Form(NamedTuple):
   zero: integers, as many as scales, or one [1, 1] for all; None is 0.
   minimum: float32, as many as scales; None is 0.
   table: the value of each code, float32; None: the code itself.
-  order: column j of codes is column order[j] of the matrix; None is j.
   shape: of the matrix, whose elements codes have one row after the other.
   unit: applied last, in a rounding of its own.
   """
@@ -34,7 +33,6 @@ class Form(NamedTuple):
   zero: np.ndarray | None = None
   minimum: np.ndarray | None = None
   table: np.ndarray | None = None
-  order: np.ndarray | None = None
   shape: tuple[int, int] | None = None
   unit: float = 1.0
 
@@ -57,13 +55,7 @@ def dequantise(form: Form) -> np.ndarray:
   if form.unit != 1:
     blocks *= np.float32(form.unit)
   x = x[:R, :C]
-  if form.shape is not None:
-    x = x.reshape(form.shape)
-  if form.order is None:
-    return x
-  out = np.empty_like(x)
-  out[:, form.order] = x
-  return out
+  return x if form.shape is None else x.reshape(form.shape)
 
 
 def blocks(form: Form, group: int) -> np.ndarray:
@@ -126,7 +118,7 @@ class Plan(NamedTuple):
   form: reads it.
   bits: of its integers; 0: codes of a table.
   group: inputs that share a scale.
-  order: of its inputs, as Form's.
+  order: column j of its Form is column order[j] of the matrix; None is j.
   panels: the kind that keeps codes of a table, if there is one.
   """
 

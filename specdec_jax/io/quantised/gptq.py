@@ -43,7 +43,6 @@ def plan(m: form.Module) -> form.Plan:
       m.floats('scales').T,
       (1, group),
       zero=(stored + _first(m, stored, bits)) & ((1 << bits) - 1),
-      order=order,
     )
 
   kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')

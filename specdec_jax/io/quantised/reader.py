@@ -136,9 +136,10 @@ def opened(
     sizes[x.kind] = sizes.get(x.kind, 0) + x.shape[0] * x.shape[1]
 
   def get(name: str) -> np.ndarray:
-    if name in plans:
-      return form.dequantise(plans[name].form())
-    return plain[name].read()
+    if name not in plans:
+      return plain[name].read()
+    x, order = form.dequantise(plans[name].form()), plans[name].order
+    return x if order is None else x[:, np.argsort(order)]
 
   def spare(name: str) -> bool:
     """Whether it is the empty bias that some files give every matrix."""
