@@ -19,8 +19,7 @@ from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import medusa, method
 from specdec_jax.io import load
 from specdec_jax.io.published import dflash_folder, eagle_folder, readings
-from specdec_jax.models import attention, eagle
-from specdec_jax.models import cache as kv
+from specdec_jax.models import eagle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,35 +99,6 @@ class State(NamedTuple):
   features_BNE: types.Array
 
 
-def reader(
-  config: eagle.EagleConfig, target: types.Model, features_BTE=None
-) -> types.Model:
-  """The draft as a types.Model, for one call; all but apply is the target's.
-
-  Without features it reads the tokens as a block, of which each sees what the
-  last one may see. With features, of as many tokens, it only remembers them.
-  """
-
-  def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
-  ):
-    del taps
-    model = eagle.merge(config, params['layer'])
-    mask_BTS = jnp.broadcast_to(mask_BTS[:, -1:], mask_BTS.shape)
-    views = attention.views(config.block, positions_BT, mask_BTS)
-    writes = [kv.Writer(x, slots_BT) for x in cache]
-    with jax.named_scope('dflash'):
-      if features_BTE is not None:
-        g_BTH = model.fused(features_BTE)
-        return g_BTH, (), model.remember(g_BTH, views, writes)
-      e_BTH = eagle.embed(target, params, tokens_BT, positions_BT)
-      e_BTH = e_BTH.astype(config.block.activations)
-      hidden_BTH, cache = model(e_BTH, None, views, writes)
-    return hidden_BTH, (), cache
-
-  return target._replace(apply=apply)
-
-
 def _block(blocks: eagle.Blocks, first_B: types.Array) -> types.Array:
   """The tokens of a block: [B, size]."""
   masks_BT = jnp.full((len(first_B), blocks.size), blocks.mask, first_B.dtype)
@@ -201,7 +171,9 @@ def _init(setup: _Setup, weights, context, features_BLE):
   features_BLE = features_BLE.astype(config.block.activations)
   slots = _room(setup.blocks, L)
   cache, _ = forward.prefill(
-    lambda at_T: reader(config, setup.target, forward.at(features_BLE, at_T)),
+    lambda at_T: eagle.reader(
+      config, setup.target, forward.at(features_BLE, at_T)
+    ),
     weights.draft,
     jnp.pad(context.tokens_BL, ((0, 0), (0, slots - L))),
     context.lengths_B - 1,
@@ -222,7 +194,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   slots = _room(blocks, context.tokens_BL.shape[1])
   read = functools.partial(forward.read, params=params, slots=slots)
   _, _, cache = read(
-    reader(config, target, state.features_BNE),
+    eagle.reader(config, target, state.features_BNE),
     tokens_BT=jnp.zeros((len(end_B), gamma + 1), jnp.int32),
     start_B=state.start_B,
     cache=state.cache,
@@ -232,7 +204,7 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
 
   def laws(cache):
     hidden_BTH, _, cache = read(
-      reader(config, target),
+      eagle.reader(config, target),
       tokens_BT=_block(blocks, last_B1[:, 0]),
       start_B=end_B,
       cache=cache,
@@ -282,7 +254,7 @@ def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
     read = functools.partial(forward.read, params=params, slots=slots + size)
     features_BTE = forward.concat(tapped).astype(config.block.activations)
     _, _, own = read(
-      reader(config, target, features_BTE),
+      eagle.reader(config, target, features_BTE),
       tokens_BT=tokens_BT,
       start_B=positions_BT[:, 0],
       cache=own,
@@ -292,7 +264,7 @@ def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
     def after(t):
       tokens_BS = _block(blocks, tokens_BT[:, t])
       hidden_BSH, _, _ = read(
-        reader(config, target),
+        eagle.reader(config, target),
         tokens_BT=tokens_BS,
         start_B=positions_BT[:, t],
         cache=own,

@@ -217,31 +217,41 @@ def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
 
 
 def reader(
-  config: EagleConfig, target: types.Model, features_BTH: Array
+  config: EagleConfig, target: types.Model, features: Array | None = None
 ) -> types.Model:
   """The draft as a types.Model, for one call of apply with these features.
 
   Its parameters are those of `weights`; all but apply and compact is the
   target's.
 
-  features_BTH: features_BTH[:, t] belongs to the token before the t-th token of
-    the call: the target's (features_of) or, where that token was drafted, the
-    hidden state that apply returned for it.
+  features: features[:, t] belongs to the token before the t-th token of the
+    call: the target's (features_of) or, where that token was drafted, the
+    hidden state that apply returned for it. Of 'context' the target's own, of
+    tokens that are remembered only; without features it reads the tokens as a
+    block, of which each sees what the last one may see.
   """
+  context = config.reads == 'context'
 
   def apply(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **more):
-    at_BS = more.get('at_BS')
-    if not config.reads_first:
+    if context:
+      mask_BTS = jnp.broadcast_to(mask_BTS[:, -1:], mask_BTS.shape)
+    elif not config.reads_first:
       # A window may start with token 0, which then sees itself alone.
       slot_11S = jnp.arange(mask_BTS.shape[-1])[None, None]
       mask_BTS = mask_BTS & ((slot_11S > 0) | (positions_BT[..., None] == 0))
-    views = attention.views(config.block, positions_BT, mask_BTS, at_BS)
+    at = positions_BT, mask_BTS, more.get('at_BS')
+    views = attention.views(config.block, *at)
     writes = [kv.Writer(x, slots_BT) for x in cache]
+    model, g_BTH = merge(config, params['layer']), None
     with jax.named_scope('eagle'):
-      tokens_BTH = embed(target, params, tokens_BT, positions_BT)
-      hidden_BTH, cache = merge(config, params['layer'])(
-        tokens_BTH, features_BTH.astype(tokens_BTH.dtype), views, writes
-      )
+      if context and features is not None:
+        g_BTH = model.fused(features)
+        return g_BTH, (), model.remember(g_BTH, views, writes)
+      e_BTH = embed(target, params, tokens_BT, positions_BT)
+      e_BTH = e_BTH.astype(config.block.activations)
+      if features is not None:
+        g_BTH = features.astype(e_BTH.dtype)
+      hidden_BTH, cache = model(e_BTH, g_BTH, views, writes)
     return hidden_BTH, (), cache
 
   return target._replace(apply=apply, compact=kv.compact)

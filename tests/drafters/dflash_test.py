@@ -36,7 +36,7 @@ def after(blocks, model, params, tokens_L, features_LE, n):
   slots = length + blocks.size
   read = functools.partial(forward.read, params=params, slots=slots)
   _, _, cache = read(
-    dflash.reader(blocks.config, model, features_LE[None]),
+    eagle.reader(blocks.config, model, features_LE[None]),
     tokens_BT=tokens_L[None],
     start_B=jnp.zeros(1, int),
     cache=eagle.init_cache(blocks.config, 1, slots),
@@ -44,7 +44,7 @@ def after(blocks, model, params, tokens_L, features_LE, n):
   )
   masks = jnp.full(blocks.size - 1, blocks.mask)
   hidden_BTH, _, _ = read(
-    dflash.reader(blocks.config, model),
+    eagle.reader(blocks.config, model),
     tokens_BT=jnp.append(tokens_L[n - 1], masks)[None],
     start_B=n_1 - 1,
     cache=cache,
