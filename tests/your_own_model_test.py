@@ -229,18 +229,3 @@ def test_the_joint_law_tells_a_right_model_from_a_wrong_one(
   with jax.debug_nans(False):
     row = certificate.check(promise._replace(quick=2**13), subject, full=False)
   assert row.passed is held, row
-
-
-@pytest.mark.slow
-def test_what_ran_on_one_device_says_so(mine):
-  """A model of one's own is not split over a mesh."""
-  mine(DECODER, ADAPTER)
-  subject = load.subject('', '', 'mine:make', seed=0)
-  subject = subject._replace(
-    rules=[reject.RULE], drafters={'lookup': subject.drafters['lookup']}
-  )
-  (promise,) = certificate.choose(['invariance'], subject.supplied)
-  with jax.debug_nans(False):
-    row = certificate.check(promise._replace(quick=2), subject, full=False)
-  assert row.passed, row
-  assert row.size.endswith('on 1 device'), row.size

@@ -15,25 +15,20 @@ def padded(apply):
   (experiments/gpu). The padding writes nothing and nothing attends to it.
   """
 
-  def call(params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, **more):
+  def call(params, tokens_BT, *at, **more):
     if tokens_BT.size >= ROWS or jax.default_backend() != 'gpu':
-      rest = slots_BT, positions_BT, mask_BTS, cache
-      return apply(params, tokens_BT, *rest, **more)
-    pad = lambda x, value=0: jnp.pad(
-      x,
-      ((0, 0), (0, ROWS - 1)) + ((0, 0),) * (x.ndim - 2),
-      constant_values=value,
-    )
+      return apply(params, tokens_BT, *at, **more)
+
+    def pad(x, value=0):
+      widths = ((0, 0), (0, ROWS - 1), *[(0, 0)] * (x.ndim - 2))
+      return jnp.pad(x, widths, constant_values=value)
+
+    slots_BT, positions_BT, mask_BTS, cache = at
     if (residual_BTD := more.get('residual_BTD')) is not None:
       more['residual_BTD'] = pad(residual_BTD)
+    wide = pad(slots_BT, mask_BTS.shape[-1]), pad(positions_BT), pad(mask_BTS)
     hidden_BTD, taps, cache = apply(
-      params,
-      pad(tokens_BT),
-      pad(slots_BT, mask_BTS.shape[-1]),
-      pad(positions_BT),
-      pad(mask_BTS),
-      cache,
-      **more,
+      params, pad(tokens_BT), *wide, cache, **more
     )
     return hidden_BTD[:, :1], tuple(x[:, :1] for x in taps), cache
 
