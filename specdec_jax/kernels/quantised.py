@@ -73,30 +73,23 @@ class Kind(NamedTuple):
     return self.scales == GROUP and not self.mins
 
   @property
-  def head(self) -> list[np.dtype]:
-    """The types of the scales before the codes."""
+  def layout(self) -> tuple[list[np.dtype], list[int], list[np.dtype]]:
+    """(types of the scales before the codes, bytes of 32 codes, types of what
+    lies after these). Codes are whole, or those of 4 bits and of the others."""
     one = {OWN: [], SUPER: [_HALF], GROUP: [_FLOAT]}[self.scales]
-    return (1 + self.mins) * one
-
-  @property
-  def codes(self) -> list[int]:
-    """The bytes of 32 codes: of whole ones, or of 4 bits and of the others."""
-    return {2: [8], 4: [16], 5: [16, 4], 6: [16, 8], 8: [32]}[self.bits]
-
-  @property
-  def last(self) -> list[np.dtype]:
-    """The types of what lies after 32 codes."""
+    codes = {2: [8], 4: [16], 5: [16, 4], 6: [16, 8], 8: [32]}[self.bits]
     whole = self.parts * [np.dtype('u1' if self.mins else 'i1')]
     each = {OWN: [_HALF], SUPER: whole, GROUP: []}[self.scales]
-    return (1 + self.mins) * each
+    return (1 + self.mins) * one, codes, (1 + self.mins) * each
 
   @property
   def fields(self) -> list[tuple[np.dtype, int]]:
     """(type, bytes) of each field of a block: the numbers of this type of all
     columns lie side by side."""
     one = lambda types: [(x, x.itemsize) for x in types]
-    each = [(_QUADS, n) for n in self.codes] + one(self.last)
-    return one(self.head) + self.depth // 32 * each
+    head, codes, last = self.layout
+    each = [(_QUADS, n) for n in codes] + one(last)
+    return one(head) + self.depth // 32 * each
 
   @property
   def size(self) -> int:
@@ -157,12 +150,12 @@ def _quads(x: Array) -> Array:
 def _values(kind: str, fields: Sequence[Array]) -> Array:
   """Blocks as float32 [..., depth], of their fields [..., bytes]."""
   k, out = KINDS[kind], []
-  h, c, n = len(k.head), len(k.codes), len(k.codes + k.last)
-  head = [*map(_number, k.head, fields)]
-  for i in range(h, len(fields), n):
+  before, sizes, after = k.layout
+  head, c = [*map(_number, before, fields)], len(sizes)
+  for i in range(len(head), len(fields), c + len(after)):
     codes = _codes(*fields[i : i + c])
     numbers = jnp.asarray(NF4)[codes] if k.table else codes - np.float32(k.zero)
-    last = [*map(_number, k.last, fields[i + c : i + n])]
+    last = [*map(_number, after, fields[i + c :])]
     if k.scales == SUPER:
       each = jnp.concatenate(last, -1).reshape(*codes.shape[:-1], -1, k.parts)
       each = jnp.repeat(each, 32 // k.parts, -1)
@@ -230,7 +223,7 @@ def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
 
 def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
   """The fields of U4_64 and such, of group_blocks."""
-  numbers = 4 * len(KINDS[kind].head)
+  numbers = 4 * (1 + KINDS[kind].mins)
   codes = turn(x_PWJI[..., numbers:], 'u4')
   if KINDS[kind].bits == 4:
     codes = pair(codes.reshape(*codes.shape[:2], -1, 8, WIDE))
