@@ -13,7 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 from jax.ad_checkpoint import checkpoint_name
 
 from specdec_jax import types
@@ -108,14 +108,7 @@ def named(module) -> dict[str, jax.ShapeDtypeStruct]:
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:
   """{'layers/0/attn/q/kernel': x} -> {'layers': {'0': {'attn': ...}}}."""
-  out: dict[str, Any] = {}
-  for name, leaf in flat.items():
-    *path, last = name.split('/')
-    node = out
-    for key in path:
-      node = node.setdefault(key, {})
-    node[last] = leaf
-  return out
+  return traverse_util.unflatten_dict(flat, sep='/')
 
 
 def flatten(params: types.Params) -> dict[str, Any]:

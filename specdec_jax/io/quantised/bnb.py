@@ -49,12 +49,11 @@ def plan4(m: form.Module) -> form.Plan:
     scale, table = _absmax(m, s)[None], m.floats('weight.quant_map')
     return form.Form(codes, scale, (1, block), table=table, shape=shape)
 
-  parts, panels = ('weight', part, *others), ''
+  kind = stored = f'bitsandbytes {s["quant_type"]}'
   if not (shape[1] % block or block % 64):
     own = np.array_equal(m.floats('weight.quant_map'), quantised.NF4)
-    panels = 'NF4_64' if own else ''
-  kind = f'bitsandbytes {s["quant_type"]}'
-  return form.Plan(kind, shape, parts, read, panels=panels)
+    stored = 'NF4_64' if own else kind
+  return form.Plan(kind, shape, ('weight', part, *others), read, stored)
 
 
 def _state(m: form.Module, part: str) -> dict[str, Any]:
@@ -94,5 +93,5 @@ def plan8(m: form.Module) -> form.Plan:
     scale = m.floats('SCB')[:, None]
     return form.Form(m.get('weight'), scale, (1, I), unit=1 / 127)
 
-  parts = ('weight', 'SCB', 'weight_format')
-  return form.Plan('bitsandbytes int8', shape, parts, read, 8, I)
+  kind, parts = 'bitsandbytes int8', ('weight', 'SCB', 'weight_format')
+  return form.Plan(kind, shape, parts, read, form.stored(kind, 8, I, I))

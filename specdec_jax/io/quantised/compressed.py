@@ -44,7 +44,8 @@ def plan(m: form.Module) -> form.Plan:
     return form.Form(codes, scale, block, zero)
 
   kind, parts = f'compressed-tensors {bits}-bit', (part, *_PARTS)
-  return form.Plan(kind, (O, I), parts, read, bits, block[1], order)
+  stored = form.stored(kind, bits, block[1], I)
+  return form.Plan(kind, (O, I), parts, read, stored, order)
 
 
 def _inputs(m: form.Module, O: int) -> int:

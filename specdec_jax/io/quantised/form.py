@@ -116,30 +116,24 @@ class Plan(NamedTuple):
   shape: [out, in].
   parts: those that may be there; others of the module have no place.
   form: reads it.
-  bits: of its integers; 0: codes of a table.
-  group: inputs that share a scale.
+  stored: the kind of panels that keeps it, or what there is no such kind for.
   order: column j of its Form is column order[j] of the matrix; None is j.
-  panels: the kind that keeps codes of a table, if there is one.
   """
 
   kind: str
   shape: tuple[int, int]
   parts: tuple[str, ...]
   form: Callable[[], Form]
-  bits: int = 0
-  group: int = 0
+  stored: str
   order: np.ndarray | None = None
-  panels: str = ''
 
-  @property
-  def stored(self) -> str:
-    """The kind of panels that keeps it, or what there is no such kind for."""
-    depth = math.gcd(self.group, self.shape[1], 128)
-    if not self.bits:
-      return self.panels or self.kind
-    if depth < 32:
-      return f'{self.kind} in groups of {self.group}'
-    return f'U{4 if self.bits <= 4 else 8}_{depth}'
+
+def stored(kind: str, bits: int, group: int, I: int) -> str:
+  """Plan's, of integers of which `group` inputs share a scale."""
+  depth = math.gcd(group, I, 128)
+  if depth < 32:
+    return f'{kind} in groups of {group}'
+  return f'U{4 if bits <= 4 else 8}_{depth}'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,4 +24,4 @@ def plan(m: form.Module) -> form.Plan:
       m.get('weight'), m.scales(part, shape, block), block, table=TABLE
     )
 
-  return form.Plan('FP8', shape, ('weight', part), read)
+  return form.Plan('FP8', shape, ('weight', part), read, 'FP8')

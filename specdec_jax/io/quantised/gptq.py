@@ -46,7 +46,8 @@ def plan(m: form.Module) -> form.Plan:
     )
 
   kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')
-  return form.Plan(kind, (O, I), parts, read, bits, group, order)
+  stored = form.stored(kind, bits, group, I)
+  return form.Plan(kind, (O, I), parts, read, stored, order)
 
 
 def _first(m: form.Module, stored: np.ndarray, bits: int) -> int:

@@ -27,5 +27,6 @@ def plan(m: form.Module) -> form.Plan:
     scale, minimum = m.floats('scales'), m.floats('biases')
     return form.Form(codes, scale, (1, group), minimum=minimum)
 
-  parts = ('weight', 'scales', 'biases')
-  return form.Plan(f'MLX {bits}-bit', (O, I), parts, read, bits, group)
+  kind, parts = f'MLX {bits}-bit', ('weight', 'scales', 'biases')
+  stored = form.stored(kind, bits, group, I)
+  return form.Plan(kind, (O, I), parts, read, stored)
