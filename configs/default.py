@@ -28,7 +28,6 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'gammas': (3,) if tiny else (2, 4),
         'rule': 'reject',
         'max_new_tokens': 16 if tiny else 128,
-        'chunk': 0,
       },
       'sampling': {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 0},
       'bench': {

@@ -18,7 +18,6 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import rich.console
 from absl import flags, logging
 
 from specdec_jax import printing, program
@@ -49,8 +48,6 @@ def run() -> bool:
       runs = kill_matrix.Runs(folder, steps)
       found = kill_matrix.kill(runs, folder / 'run', count, seed)
       doc = kill_matrix.summary(found, time.monotonic() - began)
-  matrix = hosts if processes > 1 else kill_matrix
-  matrix.show(doc, rich.console.Console())
   print(printing.compact(doc))
   return doc['good']
 

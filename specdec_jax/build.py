@@ -44,14 +44,8 @@ load = load_lib.load
 class Engine:
   """A target with a drafter and a rule, ready to decode.
 
-  target: the model whose output distribution is kept.
-  draft, q: as in drafters.method.Method; None for plain decoding.
-  drafter, rule: the pure functions of the loop.
-  weights: parameters of target and drafter.
-  programs: the jitted programs of the loop.
-  options: static choices of the loop.
-  parts, costs: as in drafters.method.Method; until there are costs (see
-    with_costs), an adaptive drafter has no weights.
+  draft, q, parts, costs: as in drafters.method.Method; None for plain decoding.
+  Until there are costs (with_costs), an adaptive drafter has no weights.
   """
 
   target: LanguageModel
@@ -84,10 +78,9 @@ def engine(
   options: decode.Options | None = None,
   measure: bool = True,
 ) -> Engine:
-  """Combines a target, a draft and a rule.
+  """Combines a target, whose distribution is kept, with a draft and a rule.
 
   Args:
-    target: the model whose output distribution is kept.
     draft: of drafters.table.DRAFTS; None is plain decoding.
     rule: see rule_of.
     gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
@@ -101,8 +94,8 @@ def engine(
   options = options or default_options()
   rule, draft = rule_of(rule), table.draft_of(draft)
   if gamma is None:
-    own = isinstance(draft, method.Method)
-    gamma = draft.drafter.gamma if own else table.gamma_of(draft, 4)
+    made = isinstance(draft, method.Method)
+    gamma = draft.drafter.gamma if made else table.gamma_of(draft, 4)
   gamma = fields.plain(gamma)
   if type(gamma) is not int or not 0 <= gamma < target.context:
     raise ValueError(
@@ -133,10 +126,7 @@ def engine(
 def check_tree(
   label: str, target: types.Model, drafter: types.Drafter, rule: types.Rule
 ):
-  """Raises ValueError for a tree where only chains can be verified.
-
-  label: the target's.
-  """
+  """Raises ValueError for a tree where only chains can be verified."""
   if drafter.tree and not rule.trees:
     can = [name for name, x in lossless_rules().items() if x.trees]
     raise ValueError(
@@ -183,14 +173,10 @@ def measured(engine: Engine, rows: int = 1, *few: int) -> Engine:
 
 
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
-  """An engine with an adaptive drafter, which chooses by these costs.
+  """The engine of an adaptive drafter that chooses by these costs.
 
-  Other costs compile nothing again. Engine.costs are those in use: with them a
-  rerun chooses the same.
-
-  Args:
-    engine: made with draft='adaptive'.
-    costs: as drafters.adaptive.params takes them.
+  They are as drafters.adaptive.params takes them; other costs compile nothing
+  again. Engine.costs are those in use: with them a rerun chooses the same.
   """
   params = adaptive.params(engine.parts, costs)
   weights = engine.weights._replace(draft=params)
@@ -200,11 +186,9 @@ def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
 def rule_of(rule: str | types.Rule) -> types.Rule:
   """A rule by its name or path, where NUMBER is for what makes a rule.
 
-  Args:
-    rule: a types.Rule; a name in RULES, or 'lenient:NUMBER'; or the path
-      'package.module:name[:NUMBER]', also 'file.py:name[:NUMBER]', of a
-      types.Rule, of verify(noise, draft, p_BNV), or of a function that makes a
-      rule.
+  rule: a types.Rule; a name in RULES, or 'lenient:NUMBER'; or the path
+    'package.module:name[:NUMBER]', also 'file.py:name[:NUMBER]', of a
+    types.Rule, of verify(noise, draft, p_BNV), or of a function that makes one.
 
   Raises:
     ValueError: none of these, or a number that is missing or not allowed.

@@ -98,16 +98,15 @@ def join(given: str) -> bool:
   If one then dies, or does not answer for some seconds, JAX ends all others and
   says which it was.
 
-  Args:
-    given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
-      ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
-      found without a network where there is none of those.
+  given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
+    ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
+    found without a network where there is none of those.
 
   Returns:
     Whether there are several processes.
 
   Raises:
-    ValueError: another form; no process answers at the address.
+    ValueError: another form; the processes did not meet.
   """
   if given == 'off' or (given == 'auto' and not _in_cluster()):
     return False

@@ -43,11 +43,11 @@ def set_xla_flags(*, trains: bool = False) -> None:
   The package calls it on import; it has no effect after the first computation.
   Flags for other regressions belong here too; none is known for TPUs.
 
-  Raises:
-    ValueError: a flag with which texts on this GPU are wrong.
-
   trains: for large products, which XLA's own CPU kernels compute on one core
     each, and its others on all.
+
+  Raises:
+    ValueError: a flag with which texts on this GPU are wrong.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   if _LOOPS.search(flags) and hosts_lib.has_gpu():
@@ -91,12 +91,10 @@ def launch(
   A ValueError is the user's mistake: one sentence on stderr, and status 2. So
   is an OSError about a file that a setting names.
 
-  Args:
-    run: the program; without arguments unless `positional`.
-    positional: run takes the list of arguments that are not flags. If False,
-      such arguments are refused.
-    hosts: whether run works in several processes. Then all of them call it;
-      hosts.from_first and hosts.fetch keep them together.
+  positional: run takes the list of arguments that are not flags, which are
+    refused without it.
+  hosts: run works in several processes. Then all of them call it;
+    hosts.from_first and hosts.fetch keep them together.
   """
   flags.DEFINE_string(
     'distributed',

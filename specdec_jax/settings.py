@@ -57,10 +57,6 @@ class Decode(fields.Checked):
   max_new_tokens: int = fields.setting(
     low=0, help='0: as many as the context holds; only in generate.py'
   )
-  chunk: int = fields.setting(
-    low=0,
-    help='prompt tokens that one prefill pass reads; 0: 256 on a GPU, else 64',
-  )
 
   def __post_init__(self):
     super().__post_init__()
@@ -101,9 +97,8 @@ class Bench(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """A config as dataclasses.
+  """A config as dataclasses, one a section.
 
-  target, mesh, decode, sampling, bench: the sections of these names.
   drafters: the Settings of every drafter, by its name in drafters.table.
   """
 
@@ -257,14 +252,9 @@ def gamma_of(s: Settings, method: str, gamma: int) -> int:
 def engine(
   e: Setup, method: str, gamma: int, measure: bool = True
 ) -> build.Engine:
-  """The engine of one method; gamma 0 is plain decoding. A tree has its own.
-
-  measure: as in build.engine.
-  """
+  """The engine of one method; gamma 0 is plain decoding. A tree has its own."""
   s = e.settings
   options = build.default_options()
-  if s.decode.chunk:
-    options = dataclasses.replace(options, chunk=s.decode.chunk)
   if options.widths:  # A cap at another gamma of the config has its own width.
     widths = {*options.widths, *s.decode.gammas}
     options = dataclasses.replace(options, widths=tuple(sorted(widths)))
@@ -279,9 +269,6 @@ def engine(
 
 
 def first(e: Setup, measure: bool = True) -> build.Engine:
-  """The engine of the first method at the first gamma.
-
-  measure: as in build.engine.
-  """
+  """The engine of the first method at the first gamma."""
   d = e.settings.decode
   return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)

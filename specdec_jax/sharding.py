@@ -59,12 +59,10 @@ def make_mesh(
 ) -> Mesh:
   """A (data, model) mesh of the first data * model devices.
 
-  Args:
-    data, model: devices along the axes.
-    devices: to take, which may be of a topology; all that are here if None.
-    tensor_parallel: devices that share a draft (lay_out). If neither 1 nor all,
-      'model' has this size, and an axis 'copies' the rest: neighbours hold one
-      part of the draft, and in it their own of the target's logits.
+  devices: to take, which may be of a topology; all that are here if None.
+  tensor_parallel: devices that share a draft (lay_out). If neither 1 nor all,
+    'model' has this size, and an axis 'copies' the rest: neighbours hold one
+    part of the draft, and in it their own of the target's logits.
 
   Raises:
     ValueError: fewer devices than that; several processes, and not all devices;
@@ -73,12 +71,13 @@ def make_mesh(
   # Devices that are given may be of a topology that is not there.
   processes = jax.process_count() if devices is None else 1
   devices = jax.devices() if devices is None else list(devices)
-  if data < 1 or model < 1 or data * model > len(devices):
+  size, count = data * model, len(devices)
+  if data < 1 or model < 1 or size > count:
     raise ValueError(
-      f'mesh data={data} x model={model} needs {data * model} devices; '
-      f'there are {len(devices)}'
+      f'mesh data={data} x model={model} needs {size} devices; there are '
+      f'{count}'
     )
-  if processes > 1 and data * model < (count := len(devices)):
+  if processes > 1 and size < count:
     fits = f'mesh.data={count // model}'
     if count % model:
       fits = f'a mesh.model that divides {count}'
@@ -96,20 +95,15 @@ def make_mesh(
     shape = data, tensor_parallel, model // tensor_parallel
     axes = 'data', 'model', 'copies'
   kinds = (AxisType.Auto,) * len(axes)
-  return jax.make_mesh(shape, axes, kinds, devices=devices[: data * model])
+  return jax.make_mesh(shape, axes, kinds, devices=devices[:size])
 
 
-def check(mesh: Any, tensor_parallel: Any = 0) -> None:
+def check(mesh: Any) -> None:
   """Raises ValueError for what is no mesh of make_mesh, nor None."""
   axes = mesh.axis_names[:2] if isinstance(mesh, Mesh) else ()
   if mesh is not None and axes != ('data', 'model'):
     raise ValueError(
       f'mesh={mesh!r}: give sharding.make_mesh(data=..., model=...), or None'
-    )
-  if type(tensor_parallel) is not int or tensor_parallel < 0:
-    raise ValueError(
-      f'tensor_parallel={tensor_parallel!r}: must be a whole number, 0 (all of '
-      'mesh.model) or more'
     )
 
 
@@ -134,19 +128,14 @@ def mesh_of(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The sharding of one model's arrays.
+  """The sharding of one model's arrays."""
 
-  mesh: of make_mesh.
-  whole: logical axes that are replicated, whatever RULES has for them.
-  copied: what is split over 'model' is not split over 'copies' too.
-  stored: mesh axes over which parameters in training are split where they are
-    stored, along 'embed' (FSDP); see gather.
-  """
-
-  mesh: Mesh
-  whole: frozenset[str] = frozenset()
+  mesh: Mesh  # of make_mesh
+  whole: frozenset[str] = frozenset()  # axes that are replicated nevertheless
+  # Mesh axes over which parameters in training are split where they are stored,
+  # along 'embed' (FSDP); see gather.
   stored: tuple[str, ...] = ()
-  copied: bool = False
+  copied: bool = False  # split over 'model', but not over 'copies' too
 
   def spec(self, *axes: str | None) -> PartitionSpec:
     over: dict[Any, Any] = {None: None, 'data': 'data', 'model': 'model'}
@@ -210,14 +199,11 @@ def lay_out(
   An axis whose size the mesh does not divide is replicated, with a line in the
   log; query and key/value heads are split together or not at all.
 
-  Args:
-    mesh: as of make_mesh.
-    config: an object with width, heads, kv_heads, mlp and vocab, such as
-      LMConfig.
-    tensor_parallel: for a draft, how many devices share one copy of it; 0: as
-      many as share a target, 1: each has all of it. Any other number has to be
-      that of make_mesh.
-    fsdp: store parameters split over the axes that would hold copies.
+  config: with width, heads, kv_heads, mlp and vocab, such as LMConfig.
+  tensor_parallel: for a draft, how many devices share one copy of it; 0: as
+    many as share a target, 1: each has all of it. Any other number has to be
+    that of make_mesh.
+  fsdp: store parameters split over the axes that would hold copies.
 
   Raises:
     ValueError: another tensor_parallel than that of make_mesh; fsdp, and the

@@ -229,7 +229,6 @@ LOAD = [
     "a model of your own has no mesh, no integers .* give dtype='float32'",
   ),
   (dict(mesh=(2, 1)), r'mesh=\(2, 1\): give sharding.make_mesh'),
-  (dict(tensor_parallel=True), 'tensor_parallel=True: must be a whole'),
   (dict(scan_layers='auto'), "scan_layers='auto': give True, False or None"),
   (dict(kernels=None), 'kernels=None: allowed are auto, int8, xla'),
 ]

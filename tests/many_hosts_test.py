@@ -184,21 +184,6 @@ def test_a_process_that_dies_or_stops_ends_the_job(
     assert f'(stopped sending heartbeats):\n{number}\n' in done.err
 
 
-ALONE = """
-import os, signal, sys, time
-if sys.argv[-1].endswith(',1'):
-  os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(60)
-"""
-
-
-@pytest.mark.more
-def test_a_process_that_is_ended_with_the_others_is_named(tmp_path):
-  (tmp_path / 'alone.py').write_text(ALONE)
-  done = together(tmp_path, tmp_path / 'alone.py').check(128 + signal.SIGKILL)
-  assert 'process 1 was ended by SIGKILL' in done.err
-
-
 @pytest.mark.more
 @pytest.mark.parametrize(
   'program, argument, words',

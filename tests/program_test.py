@@ -24,28 +24,24 @@ def _named(monkeypatch, tmp_path):
   return tmp_path
 
 
-def error_of(act) -> OSError:
+def said_of(file) -> str:
   with pytest.raises(OSError) as found:
-    act()
-  return found.value
+    open(file)
+  return program.surroundings(found.value)
 
 
-@pytest.mark.parametrize('file', ['in', 'in/below'])
-def test_a_file_that_the_user_named_is_one_sentence(named, file):
-  said = program.surroundings(error_of(lambda: open(named / file)))
-  assert said == f'{named / file}: No such file or directory'
-
-
-def test_a_file_of_the_environment_is_one_sentence(named, monkeypatch):
-  lost = error_of(lambda: (named / 'cache/x').read_bytes())
-  assert not program.surroundings(lost)
+def test_a_file_that_the_user_named_is_one_sentence(named, monkeypatch):
+  for file in ('in', 'in/below'):
+    assert said_of(named / file) == f'{named / file}: No such file or directory'
+  cached = named / 'cache/x'
+  assert not said_of(cached)
   monkeypatch.setenv('SPECDEC_JAX_CACHE', str(named / 'cache'))
-  assert program.surroundings(lost) == f'{named}/cache/x: {lost.strerror}'
+  assert said_of(cached) == f'{cached}: No such file or directory'
 
 
 def test_a_mistake_of_the_program_keeps_its_traceback(named):
   for file in ('', named / 'index', named / 'inside', named.parent):
-    assert not program.surroundings(error_of(lambda file=file: open(file)))
+    assert not said_of(file)
   assert not program.surroundings(OSError('no number'))
   assert not program.surroundings(ConnectionError(errno.ECONNRESET, 'reset'))
 
@@ -95,18 +91,9 @@ def test_help_names_the_config_and_where_its_keys_are():
 @pytest.mark.parametrize(
   'options, message',
   [
-    (
-      ['--config.decode.gama=2'],
-      'config.decode.gama: no such key; config.deco',
-    ),
-    (
-      ['--noconfig.bench.chatt'],
-      'config.bench.chatt: no such key; config.benc',
-    ),
-    (
-      ['--config.benc.chat=1'],
-      'config.benc: no such key; config has adaptive,',
-    ),
+    (['--config.decode.gama=2'], '.decode.gama: no such key; config.decode ha'),
+    (['--noconfig.bench.chatt'], '.bench.chatt: no such key; config.bench has'),
+    (['--config.benc.chat=1'], 'config.benc: no such key; config has adaptive'),
     (
       ['--config=configs/pair.py:tiny', '--config.decode.gammas.x=1'],
       'config.decode.gammas.x: no such key; config.decode.gammas has no keys',
@@ -122,26 +109,15 @@ def test_an_unknown_key_is_answered_with_those_of_its_section(
   assert message in capsys.readouterr().err
 
 
+more = lambda *values: pytest.param(*values, marks=pytest.mark.more)
+
+
 @pytest.mark.parametrize(
   'name, options',
   [
     ('bench', ['--config=configs/pair.py:tiny', '--config.target.source=no']),
-    pytest.param(
-      'audit',
-      ['--config=configs/pair.py:tiny', '--config.draft.source=no'],
-      marks=pytest.mark.more,
-    ),
-    pytest.param(
-      'train',
-      ['--config=configs/train_lm.py:tiny', '--config.text.source=no'],
-      marks=pytest.mark.more,
-    ),
-    pytest.param(
-      'distill',
-      ['--config=configs/distill.py:tiny', '--config.student.source=no'],
-      marks=pytest.mark.more,
-    ),
-    pytest.param('certify', ['--only=nothing'], marks=pytest.mark.more),
+    more('train', ['--config=configs/train_lm.py', '--config.text.source=no']),
+    more('certify', ['--only=nothing']),
   ],
 )
 def test_a_refused_run_leaves_no_folder(tmp_path, name, options):

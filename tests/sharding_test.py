@@ -77,22 +77,14 @@ def test_tokens_do_not_depend_on_the_mesh(x64, sizes, data, model, draft_split):
   flat = lm.flatten(weights.target)
   wanted = {
     'head': (16, 16 // model),
-    'layers/0/attn/q/kernel': (16, config.heads * C // heads),
     'layers/0/attn/k/kernel': (16, config.kv_heads * C // heads),
     'layers/0/attn/o/kernel': (config.heads * C // heads, 16),
-    'layers/0/mlp/gate/kernel': (16, 32 // model),
     'layers/0/mlp/down/kernel': (32 // model, 16),
     'layers/0/attn_norm/scale': (16,),
   }
   if not even:
-    wanted |= {
-      'positions': (256, 16),
-      'layers/0/attn/q/bias': (9 * C,),
-      'layers/0/attn/o/bias': (16,),
-      'layers/0/mlp/up/bias': (32 // model,),
-      'layers/0/mlp/down/bias': (16,),
-      'norm/bias': (16,),
-    }
+    wanted['layers/0/attn/q/bias'] = (9 * C,)
+    wanted['layers/0/mlp/up/bias'] = (32 // model,)
   assert {name: shard_shape(flat[name]) for name in wanted} == wanted
   draft = lm.flatten(weights.draft)
   for name in 'head', 'layers/0/mlp/up/kernel':
@@ -239,42 +231,42 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
 
 
 @pytest.mark.parametrize(
-  'shape, words',
+  'shape, processes, words',
   [
-    (dict(data=8, model=2), 'needs 16 devices; there are 8'),
-    (dict(data=0, model=1), 'data=0'),
+    (dict(data=8, model=2), 1, 'needs 16 devices; there are 8'),
+    (dict(data=0, model=1), 1, 'data=0'),
     (
       dict(data=2, model=4, tensor_parallel=3),
+      1,
       'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor',
     ),
+    (dict(model=4), 2, 'has to hold them all; set mesh.data=2'),
+    (dict(model=3), 2, 'hold them all; set a mesh.model that divides 8'),
   ],
 )
-def test_a_mesh_that_cannot_be_is_refused(shape, words):
+def test_a_mesh_that_cannot_be_is_refused(monkeypatch, shape, processes, words):
+  monkeypatch.setattr(jax, 'process_count', lambda: processes)
   with pytest.raises(ValueError, match=words):
     sharding.make_mesh(**shape)
 
 
 @pytest.mark.parametrize(
-  'model, why', [(4, 'set mesh.data=2'), (3, 'set a mesh.model that divides 8')]
+  'options, words',
+  [
+    (dict(tensor_parallel=2), 'tensor_parallel=2: give it to make_mesh too'),
+    (
+      dict(tensor_parallel=1, fsdp=True),
+      r'8 devices \(data x model\) do not divide the width 12',
+    ),
+  ],
 )
-def test_several_processes_need_all_devices(monkeypatch, model, why):
-  monkeypatch.setattr(jax, 'process_count', lambda: 2)
-  with pytest.raises(ValueError, match=f'the mesh has to hold them all; {why}'):
-    sharding.make_mesh(1, model)
-
-
-def test_a_layout_that_cannot_be_is_refused():
-  mesh, config = sharding.make_mesh(2, 4), fakes.tiny(**EVEN)
+def test_a_layout_that_cannot_be_is_refused(options, words):
+  mesh, config = sharding.make_mesh(2, 4), fakes.tiny(**EVEN | dict(width=12))
+  layout = sharding.lay_out(mesh, config, fsdp=True)
   with pytest.raises(ValueError, match='layers/0/moe/kernel'):
-    sharding.lay_out(mesh, config).parameter('layers/0/moe/kernel', 2)
-  words = 'tensor_parallel=2: give it to make_mesh too, which had another'
+    layout.parameter('layers/0/moe/kernel', 2)
   with pytest.raises(ValueError, match=words):
-    sharding.lay_out(mesh, config, tensor_parallel=2)
-  mesh, config = sharding.make_mesh(4, 2), fakes.tiny(**EVEN | dict(width=12))
-  sharding.lay_out(mesh, config, fsdp=True)
-  words = r'8 devices \(data x model\) do not divide the width 12'
-  with pytest.raises(ValueError, match=words):
-    sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=True)
+    sharding.lay_out(mesh, config, **options)
 
 
 @pytest.mark.parametrize(

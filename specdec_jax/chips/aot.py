@@ -43,28 +43,20 @@ def library() -> str:
 
 
 class Setting(NamedTuple):
-  """A pair of models, and the devices to look at.
+  """A pair of models, and the devices to look at."""
 
-  topology: as in 'v5e:2x4' or 'h100:8'. data, model: of the mesh; 1 x 1 is one
-  'model' axis of all devices. target, draft: in bfloat16. rows, slots: of the
-  batch and its buffers. gamma: drafts of a window. tensor_parallel: devices
-  that share a draft (sharding.lay_out). names: of the models, to print.
-  weights: what their matrices are stored as, of weights.INTEGERS; '': bfloat16.
-  train: tokens of a row in the draft's train step; 0: not looked at.
-  """
-
-  topology: str
-  data: int
+  topology: str  # as in 'v5e:2x4' or 'h100:8'
+  data: int  # of the mesh; 1 x 1 is one 'model' axis of all devices
   model: int
-  target: model_config.LMConfig
+  target: model_config.LMConfig  # in bfloat16, as the draft
   draft: model_config.LMConfig
-  rows: int
-  slots: int
-  gamma: int
-  tensor_parallel: int = 0
+  rows: int  # of the batch
+  slots: int  # of its buffers
+  gamma: int  # drafts of a window
+  tensor_parallel: int = 0  # devices that share a draft (sharding.lay_out)
   names: tuple[str, str] = ('target', 'draft')
-  weights: tuple[str, str] = ('', '')
-  train: int = 0
+  weights: tuple[str, str] = ('', '')  # of weights.INTEGERS; '': bfloat16
+  train: int = 0  # tokens of a row in the draft's train step; 0: no such step
 
 
 def knows(topology: str) -> bool:
@@ -147,20 +139,17 @@ def side(
 class Compiled(NamedTuple):
   """A program as the compiler describes it; bytes of one device.
 
-  seconds: to compile. arguments, temporaries: bytes; caches are temporaries.
-  warnings, collectives: see hlo. operations, bytes: the compiler's own counts,
-  which take every loop's body once; None where it gives none.
-  refused: why it could not be compiled, else ''.
+  The compiler's own counts take every loop's body once.
   """
 
-  seconds: float
+  seconds: float  # to compile
   arguments: float = 0
-  temporaries: float = 0
-  warnings: tuple[str, ...] = ()
+  temporaries: float = 0  # with caches
+  warnings: tuple[str, ...] = ()  # of hlo, as collectives
   collectives: dict[str, hlo.Collective] = {}
-  operations: float | None = None
+  operations: float | None = None  # None where the compiler counts none
   bytes: float | None = None
-  refused: str = ''
+  refused: str = ''  # why it could not be compiled
 
 
 def compiled(

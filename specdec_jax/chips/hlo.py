@@ -47,13 +47,10 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 class Collective(NamedTuple):
-  """The communication of devices in a part of a program.
+  """The communication of devices in a part of a program."""
 
-  kinds: how many instructions run, by opcode. sent: bytes that a device sends.
-  """
-
-  kinds: dict[str, int]
-  sent: float
+  kinds: dict[str, int]  # how many instructions run, by opcode
+  sent: float  # bytes that a device sends
 
 
 COLLECTIVE = re.compile(

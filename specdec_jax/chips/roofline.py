@@ -25,22 +25,17 @@ NODES, LEVELS = (2, 4, 8, 16, 32), range(1, 9)
 
 
 class Chip(NamedTuple):
-  """A chip, by its maker's page (docs/tpu_report.md has the addresses).
+  """A chip, by its maker's page (docs/tpu_report.md has the addresses)."""
 
-  memory: bytes. bandwidth: bytes a second that it reads of them.
-  peak: dense bfloat16 operations a second. links: bytes a second that it sends,
-  on all links together; half of what pages call bidirectional bandwidth.
-  devices: what a program sees of a chip, each with an equal part.
-  shapes: topologies of up to 64 chips. kinds: as jax calls a device.
-  """
-
-  memory: float
-  bandwidth: float
-  peak: float
+  memory: float  # bytes
+  bandwidth: float  # bytes a second that it reads of them
+  peak: float  # dense bfloat16 operations a second
+  # Bytes a second that it sends, on all links together; half of what pages call
+  # bidirectional bandwidth.
   links: float
-  devices: int = 1
-  shapes: tuple[str, ...] = ()
-  kinds: tuple[str, ...] = ()
+  devices: int = 1  # what a program sees of it, each with an equal part
+  shapes: tuple[str, ...] = ()  # topologies of up to 64 chips
+  kinds: tuple[str, ...] = ()  # as jax calls a device
 
   @property
   def device(self) -> 'Chip':
@@ -96,29 +91,18 @@ def topology(name: str) -> tuple[Chip, int]:
 
 
 class Share(NamedTuple):
-  """The share of a model on one device, in bytes, and its work in a pass.
+  """The share of a model on one device, in bytes, and its work in a pass."""
 
-  weights: held. read: of them, those that every pass reads.
-  products: operations a token in products with weights.
-  scores: operations a token and slot of attention.
-  slot: of keys and values, a row and slot.
-  source_scores, source_slot: the same for tokens of an encoder's source.
-  summed: a token, of the sums over devices (all-reduces).
-  split: devices that the model is split over.
-  whole: axes that every device has all of, because `split` does not divide
-  them.
-  """
-
-  weights: float
-  read: float
-  products: float
-  scores: float
-  slot: float
-  source_scores: float
+  weights: float  # held
+  read: float  # of them, by every pass
+  products: float  # operations a token, in products with weights
+  scores: float  # operations a token and slot of attention
+  slot: float  # of keys and values, a row and slot
+  source_scores: float  # the same for tokens of an encoder's source
   source_slot: float
-  summed: float
-  split: int
-  whole: tuple[str, ...]
+  summed: float  # a token, of the sums over devices (all-reduces)
+  split: int  # devices that the model is split over
+  whole: tuple[str, ...]  # axes that it does not divide: every device has all
 
 
 @functools.cache
@@ -188,19 +172,13 @@ def forward(
 
 
 class Prediction(NamedTuple):
-  """A roofline estimate; times in plain steps.
+  """A roofline estimate; times in plain steps. Gamma 0: none is above 1."""
 
-  step: seconds of a plain step. c: of a draft step. v: of a target pass, by its
-  width. best: by alpha, (gamma, improvement); gamma 0 where none is above 1.
-  trees: by alpha, (improvement, nodes, levels) of the best tree; a level is
-  drafted in a step.
-  """
-
-  step: float
-  c: float
-  v: dict[int, float]
-  best: dict[float, tuple[int, float]]
-  trees: dict[float, tuple[float, int, int]]
+  step: float  # seconds of a plain step
+  c: float  # of a draft step, in which a tree drafts a level
+  v: dict[int, float]  # of a target pass, by its width
+  best: dict[float, tuple[int, float]]  # alpha: (gamma, improvement)
+  trees: dict[float, tuple[float, int, int]]  # (improvement, nodes, levels)
 
 
 def predict(
@@ -234,15 +212,11 @@ def predict(
 
 
 class Room(NamedTuple):
-  """The caches that fit into a device beside the weights.
+  """The caches that fit into a device beside the weights."""
 
-  fits: the batch and buffer asked for. slots: of the longest buffer at this
-  batch. rows: of the largest batch at this buffer.
-  """
-
-  fits: bool
-  slots: int
-  rows: int
+  fits: bool  # the batch and buffer asked for
+  slots: int  # of the longest buffer at this batch
+  rows: int  # of the largest batch at this buffer
 
 
 def room(

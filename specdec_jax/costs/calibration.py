@@ -20,30 +20,23 @@ START, WINDOWS, REPEATS = 128, 8, 3
 
 
 class Calibration(NamedTuple):
-  """Times of the parts of a window, in plain steps but for `step`.
+  """Times of the parts of a window, in plain steps but for `step`."""
 
-  step: seconds of a plain step of the target.
-  verify: v(n), the cost of a verify pass, by its width n.
-  idle: cost of a window in which nothing is proposed.
-  propose: cost of drafting a window, by the drafter's name and the number of
-    drafts; of a drafter around others, that of each of those.
-  repeats: the same of every repeat; the above are medians over them.
-  """
-
-  step: float
-  verify: dict[int, float]
-  idle: float
+  step: float  # seconds of a plain step of the target
+  verify: dict[int, float]  # v(n), the cost of a verify pass, by its width n
+  idle: float  # of a window in which nothing is proposed
+  # Of drafting a window, by the drafter's name and the number of drafts; of a
+  # drafter around others, that of each of those.
   propose: dict[str, dict[int, float]]
-  repeats: tuple['Calibration', ...] = ()
+  repeats: tuple['Calibration', ...] = ()  # of which all is the median
 
 
 def calibrate(
   arms: Sequence[Any], request: decode.Request, repeats: int
 ) -> Calibration:
-  """Times all parts, alternating.
+  """Times all parts of bench.plan's arms, plain decoding first, alternating.
 
-  arms: of bench.plan, plain decoding first. request: full rows; its limits
-  minus its lengths are the windows that a sample has.
+  request: full rows; its limits minus its lengths are the windows of a sample.
   """
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
   counts = {0, 1, *(arm.gamma for arm in arms)}
@@ -53,16 +46,13 @@ def calibrate(
   rounds = printing.track(range(repeats), 'calibrating')
   seconds = parts_lib.seconds(found, rounds)
   steps = seconds['verify', 1]
-  costs = {
-    key: [x / step for x, step in zip(each, steps, strict=True)]
-    for key, each in seconds.items()
-  }
-  every = tuple(
-    _of(step, {key: x[i] for key, x in costs.items()})
+  costs = [
+    {key: x[i] / step for key, x in seconds.items()}
     for i, step in enumerate(steps)
-  )
-  middle = _of(statistics.median(steps), _medians(costs))
-  return middle._replace(repeats=every)
+  ]
+  middle = {key: statistics.median(x[key] for x in costs) for key in seconds}
+  every = tuple(map(_of, steps, costs))
+  return _of(statistics.median(steps), middle)._replace(repeats=every)
 
 
 def measure(engine, rows: int = 1) -> dict[str, list[float]]:
@@ -74,8 +64,9 @@ def measure(engine, rows: int = 1) -> dict[str, list[float]]:
   gamma, request = engine.drafter.gamma, _request(engine, rows)
   found = _parts([engine], request, {0, 1, gamma})
   seconds = parts_lib.seconds(found, range(REPEATS))
+  middle = {key: statistics.median(x) for key, x in seconds.items()}
   # Each process has its own times; all have to choose alike.
-  return hosts.from_first(lambda: costs(_of(1.0, _medians(seconds)), gamma))
+  return hosts.from_first(lambda: costs(_of(1.0, middle), gamma))
 
 
 def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
@@ -165,10 +156,6 @@ def _propose(
 
 def _windows(request: decode.Request) -> int:
   return int(jnp.max(request.limit_B - request.lengths_B))
-
-
-def _medians(each: Mapping[Any, Sequence[float]]) -> dict[Any, float]:
-  return {key: statistics.median(x) for key, x in each.items()}
 
 
 def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:

@@ -19,23 +19,15 @@ Array = jax.Array
 
 
 class Distance(NamedTuple):
-  """How far the target is from a reference, at temperature 1: means a token.
+  """How far the target is from a reference, at temperature 1: means a token."""
 
-  reference, dtype: its label, and what it computes in.
-  tokens: of prompts, over which the means are.
-  total_variation: half the sum of |p - r|, of the probabilities of all ids.
-  kl: sum of r log(r / p), nats.
-  agreement: share of tokens where both find the same id likeliest.
-  perplexity, reference_perplexity: of the prompts, under the target and it.
-  """
-
-  reference: str
-  dtype: str
-  tokens: int
-  total_variation: float
-  kl: float
-  agreement: float
-  perplexity: float
+  reference: str  # its label
+  dtype: str  # what it computes in
+  tokens: int  # of prompts, over which the means are
+  total_variation: float  # half the sum of |p - r|, of the probabilities
+  kl: float  # sum of r log(r / p), nats
+  agreement: float  # share of tokens where both find the same id likeliest
+  perplexity: float  # of the prompts, under the target
   reference_perplexity: float
 
 

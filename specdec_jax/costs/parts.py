@@ -42,10 +42,10 @@ def seconds(
   parts: Mapping[Any, Part], rounds: Iterable
 ) -> dict[Any, list[float]]:
   """Seconds a step of every part in every round; the parts take turns."""
-  none = {}
-  for key, part in parts.items():
-    part.walk(0)  # the first call is slower
-    none[key] = min(timed(part.walk, 0)[0] for _ in range(2))
+  none = {
+    key: min(timed(part.walk, 0)[0] for _ in range(3))
+    for key, part in parts.items()
+  }
   out: dict[Any, list[float]] = {key: [] for key in parts}
   for _ in rounds:
     for key, (walk, steps) in parts.items():
@@ -174,9 +174,8 @@ def has_q(engine, group) -> bool:
 
   It has a model of q, or its proposals are certain (q None) and it reads no
   features. Of a drafter around others it is not: which of them proposes at a
-  place, and whether, depends on what was accepted before. Computes nothing.
-
-  group: a bench.plan.Group, for its shapes.
+  place, and whether, depends on what was accepted before. Computes nothing; of
+  a bench.plan.Group only the shapes count.
   """
   if engine.parts or engine.q is not None:
     return not engine.parts

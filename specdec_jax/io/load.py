@@ -173,7 +173,7 @@ def load(
   source = opened.name if opened else str(source)
   dtype = convert.dtype_of(dtype)
   library.check(kernels)
-  sharding.check(mesh, tensor_parallel)
+  sharding.check(mesh)
   if scan_layers not in (None, True, False):
     raise ValueError(f'scan_layers={scan_layers!r}: give True, False or None')
   if not opened and sources.FUNCTION.fullmatch(source):

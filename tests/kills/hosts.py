@@ -14,9 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import rich.console
-import rich.table
-
 from specdec_jax import printing
 from specdec_jax.io import checkpoint
 from tests.kills import kill_matrix
@@ -53,12 +50,9 @@ class Found:
 class Job:
   """A program in several processes; the same command goes on with its work.
 
-  Args:
-    launcher: the command that starts the processes and waits for them. When
-      all have begun, each writes its pid into folder/notes/NUMBER.
-    processes: how many.
-    folder: of this job; all that it makes is in `work` below it.
-    results: a function from `work` to what must be the same in the end.
+  launcher: the command that starts the processes and waits for them; once all
+  have begun, each writes its pid into folder/notes/NUMBER. What the job makes
+  is in folder/work; results(work) must be the same in the end.
   """
 
   def __init__(
@@ -265,17 +259,3 @@ def summary(found: Found, seconds: float) -> dict[str, Any]:
     'wrong': found.wrong,
     'seconds': round(seconds),
   }
-
-
-def show(doc: dict[str, Any], console: rich.console.Console) -> None:
-  table = rich.table.Table(
-    'program', 'signal', 'process', 'kills', 'gone after'
-  )
-  for *case, kills, longest in doc['cases']:
-    table.add_row(*map(str, case), str(kills), f'at most {longest:.1f} s')
-  console.print(table)
-  console.print(
-    f'{doc["kills"]} kills, {doc["hangs"]} hangs, all gone after at most '
-    f'{doc["longest"]:.1f} s; {doc["runs"]} runs compared'
-  )
-  kill_matrix.show_wrong(doc, console)

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich.console
-import rich.table
 
 from specdec_jax import printing
 from specdec_jax.io import checkpoint
@@ -259,22 +257,3 @@ def summary(found: Found, seconds: float) -> dict[str, Any]:
     'wrong': found.wrong,
     'seconds': round(seconds),
   }
-
-
-def show(doc: dict[str, Any], console: rich.console.Console) -> None:
-  table = rich.table.Table('killed in', 'times')
-  for phase in killed.PHASES:
-    table.add_row(phase, str(doc['phases'].get(phase, 0)))
-  table.add_row('all', str(doc['kills']))
-  console.print(table)
-  console.print(
-    f'{doc["restored"]} listed steps restored, {doc["runs"]} runs of '
-    f'{doc["starts"]} starts compared; at most {doc["steps_lost"]} steps made '
-    f'again, {doc["interval"]} from one save to the next'
-  )
-  show_wrong(doc, console)
-
-
-def show_wrong(doc: dict[str, Any], console: rich.console.Console) -> None:
-  for sentence in doc['wrong']:
-    console.print(f'WRONG: {sentence}', style='bold red', markup=False)
