@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pathlib
 import pickle
-import socket
 import sys
 import threading
 import time
@@ -118,8 +117,6 @@ def join(given: str) -> bool:
   late.daemon = True
   late.start()
   try:
-    if where[2]:
-      _wait_for(where[0])
     jax.distributed.initialize(
       *where,
       cluster_detection_method=None if given == 'auto' else 'deactivate',
@@ -163,16 +160,6 @@ def _place(given: str) -> tuple[str, int, int]:
     f'distributed={given}: allowed are auto, off, or ADDRESS,N,I, such as '
     '10.0.0.2:8476,4,0 in the first of 4 processes'
   )
-
-
-def _wait_for(address: str) -> None:
-  """Returns when something listens at the address; JAX would only abort."""
-  host, _, port = address.rpartition(':')
-  while True:
-    try:
-      return socket.create_connection((host.strip('[]'), int(port)), 5).close()
-    except OSError:
-      time.sleep(0.5)
 
 
 def _in_cluster() -> bool:

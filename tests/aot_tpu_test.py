@@ -42,39 +42,21 @@ def mesh_of(topology: str):
     ('v5p:2x2x1', 4, 't5_xxl', 't5_small', ()),
   ],
 )
-def test_generate_compiles(
-  topology, devices, target, draft, levels, record_property
-):
+def test_generate_compiles(topology, devices, target, draft, levels):
   mesh = mesh_of(topology)
   assert mesh.shape['model'] == devices
-  sized = lambda name: config.sized(name, dtype='bfloat16', run=SCAN)
-  pair = sized(target), sized(draft)
+  pair = [config.sized(x, dtype='bfloat16', run=SCAN) for x in (target, draft)]
   sizes = ROWS, LENGTH, sum(levels) or GAMMA
   setting = aot.Setting(topology, 1, devices, *pair, *sizes)
-  lowered = aot.lower(mesh, setting, levels=levels)
-  start = time.perf_counter()
-  compiled = lowered.compile()
-  seconds = time.perf_counter() - start
-  record_property('compile_seconds', seconds)
-  memory = compiled.memory_analysis()
-  print(
-    f'{target} + {draft}, {topology}, tensor-parallel: compiled in '
-    f'{seconds:.1f} s; temporaries {memory.temp_size_in_bytes / 1e6:.0f} MB, '
-    f'arguments {memory.argument_size_in_bytes / 1e6:.0f} MB a device'
-  )
-  text = compiled.as_text()
+  text = compiled(aot.lower(mesh, setting, levels=levels))
   caches = []
   for c in pair:
     whole = c.heads % devices or c.kv_heads % devices
     heads = c.kv_heads if whole else c.kv_heads // devices
     caches.append(c.depth * ROWS * LENGTH * heads * c.head_dim)
   assert not hlo.warnings(text, caches, LENGTH)
-  # The caches are there, and written in place: the check above saw them.
-  found = list(hlo.instructions(text))
-  scattered = [
-    x for x in found if x[0] == 'scatter' and hlo.size(x[1]) in caches
-  ]
-  assert len(scattered) >= 4
+  # They are there, and written in place: the check above saw them.
+  assert scattered(text, caches) >= 4
   # Encoders run before the loop of the windows.
   encoded = lambda x: [
     line
@@ -84,6 +66,19 @@ def test_generate_compiles(
   assert bool(encoded(text)) == target.startswith('t5')
   windows = [x for x in loops.bodies(text) if '/verify/' in x]
   assert windows and not any(map(encoded, windows))
+
+
+def compiled(lowered) -> str:
+  start = time.perf_counter()
+  text = lowered.compile().as_text()
+  print(f'compiled in {time.perf_counter() - start:.1f} s')
+  return text
+
+
+def scattered(text: str, caches) -> int:
+  """Writes into arrays of a cache's size."""
+  found = hlo.instructions(text)
+  return sum(x == 'scatter' and hlo.size(s) in caches for x, s, _ in found)
 
 
 # Ids of Qwen3 that are tokens; the next one stands for masks.
@@ -131,20 +126,13 @@ def test_generate_compiles_with_a_published_draft(name):
   c = config.sized('qwen3_8b', dtype='bfloat16', run=SCAN)
   setting = aot.Setting('v5e:2x4', 1, mesh.size, c, c, ROWS, LENGTH, gamma)
   made = published(mesh, setting, name)
-  start = time.perf_counter()
-  text = aot.lower(mesh, setting, made).compile().as_text()
-  print(f'{name}: compiled in {time.perf_counter() - start:.1f} s')
+  text = compiled(aot.lower(mesh, setting, made))
   slots = LENGTH + 8 * (name == 'dflash')  # a block may end behind the text
   own = ROWS * slots * c.kv_heads * c.head_dim
   split = c.depth * ROWS * LENGTH * c.kv_heads * c.head_dim // mesh.size
   for cache, length in ((split, LENGTH), (own, slots)):
     assert not hlo.warnings(text, [cache], length)
-    # They are there, and written in place.
-    assert [
-      opcode
-      for opcode, shape, _ in hlo.instructions(text)
-      if opcode == 'scatter' and hlo.size(shape) == cache
-    ]
+    assert scattered(text, [cache])
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Kills in jobs of several processes: what is wrong with them is seen."""
 
-import sys
-
 import pytest
 
 from tests import programs
@@ -59,33 +57,6 @@ def test_what_is_wrong_is_said(how, words):
   assert not doc['good']
   assert all(words in x and 'training' in x for x in doc['wrong'])
   assert doc['hangs'] == (4 if 'hung' in how else 0)
-
-
-LAUNCHER = """
-import pathlib, subprocess, sys, time
-folder, stays = pathlib.Path(sys.argv[1]), sys.argv[2] == 'stays'
-wait = [sys.executable, '-c', 'import time; time.sleep(60)']
-children = [subprocess.Popen(wait) for _ in range(2)]
-for number, child in enumerate(children):
-  (folder / f'notes/{number}').write_text(str(child.pid))
-children[1].wait()
-if not stays:
-  children[0].kill()
-  children[0].wait()
-sys.exit(5)
-"""
-
-
-@pytest.mark.more
-@pytest.mark.parametrize('stays', [False, True])
-def test_a_process_that_stays_is_a_hang(tmp_path, monkeypatch, stays):
-  monkeypatch.setattr(hosts, 'PATIENCE', 2)
-  (tmp_path / 'launcher.py').write_text(LAUNCHER)
-  launcher = [sys.executable, str(tmp_path / 'launcher.py'), str(tmp_path)]
-  launcher += ['stays' if stays else 'ends']
-  job = hosts.Job(launcher, 2, tmp_path, lambda work: {})
-  ended = job.start('SIGKILL', 1)
-  assert (ended.status, ended.hung) == (5, stays)
 
 
 @pytest.mark.slow
