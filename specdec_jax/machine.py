@@ -32,12 +32,13 @@ def describe() -> dict[str, Any]:
   device = jax.devices()[0]
   head, dirty = commit()
   version = importlib.metadata.version
+  pinned = hasattr(os, 'sched_getaffinity')
   return {
     'platform': device.platform,
     'device': device.device_kind,
     'devices': jax.device_count(),
     'cpu': _cpu_name(),
-    'cores': _cores(),
+    'cores': len(os.sched_getaffinity(0)) if pinned else os.cpu_count(),
     'python': platform.python_version(),
     'jax': jax.__version__,
     'jaxlib': version('jaxlib'),
@@ -51,8 +52,7 @@ def describe() -> dict[str, Any]:
 def commit(*paths: str) -> tuple[str, bool]:
   """The commit of this code, and whether files have changed since.
 
-  paths: git pathspecs, from the root, of the files to look at: the commit is
-    the last that changed one of them; () for all.
+  paths: git pathspecs, from the root: the last commit that changed one of them.
   """
   changed = _git('status', '--porcelain', '--', *paths)
   head = _git('log', '-1', '--format=%H', '--', *paths)
@@ -130,12 +130,6 @@ def _cpu_name(path: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
     (f' ({x})' for flag, x in _VECTORS.items() if flag in known), ''
   )
   return (found[1] if found else platform.machine()) + widest
-
-
-def _cores() -> int:
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
 
 
 def _git(*args: str) -> str:

@@ -8,12 +8,13 @@ import logging
 import os
 import pathlib
 import re
+import runpy
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 # Of the process, but for a fraction of a second: JAX takes one to import.
 _STARTED = time.monotonic()
@@ -77,10 +78,8 @@ def config_flag(
     'which says where they are explained, are changed by '
     '--config.SECTION.KEY=VALUE'
   )
-  try:
-    return config_flags.DEFINE_config_file('config', default, about)
-  except (AttributeError, KeyError, ValueError) as error:
-    _refuse_config(error, default)  # a --config.KEY that the default lacks
+  _check_config(default)
+  return config_flags.DEFINE_config_file('config', default, about)
 
 
 def launch(
@@ -186,57 +185,42 @@ def interrupts() -> Iterator[list[int]]:
 # --- flags and refusals ------------------------------------------------------
 
 
-def _parse(argv: list[str]) -> list[str]:
-  """Reads flags and the config; the arguments that are left."""
-  try:
-    left = flags.FLAGS(argv)
-  except OSError as error:  # the last line names the config file
-    _refuse('config: ' + str(error).strip().rpartition('] ')[2])
-  except (AttributeError, KeyError, flags.Error, ValueError) as error:
-    _refuse_config(error)
-  if 'config' in flags.FLAGS:
-    path = config_flags.get_config_filename(flags.FLAGS['config'])
-    path = path.partition(':')[0]  # its argument is after the colon
-    if not pathlib.Path(path).is_file():
-      _refuse(f'config {path}: no such file')
-  return left
-
-
-def _refuse_config(error: BaseException, path: str = '') -> NoReturn:
-  """Exits with the message of the first error in a chain about flags.
+def _check_config(path: str) -> None:
+  """Refuses a config that is not there, or lacks a --config.KEY.
 
   path: of the config, unless --config names another.
   """
-  unknown = isinstance(error, AttributeError | KeyError)
-  while error.args and isinstance(error.args[0], Exception):
-    error = error.args[0]
-  text = str(error.args[0] if error.args else error)
-  if 'Traceback' in text:  # of a config file; the message is its last line
-    text = text.strip().rpartition('\n')[2].partition(': ')[2]
-  elif unknown:
-    text = _unknown_key(path) or text
-  _refuse(' '.join(text.split()))
-
-
-def _unknown_key(path: str) -> str:
-  """A sentence about the first --config.KEY that its config lacks, or ''."""
   options = sys.argv[1:]
   for option, following in zip(options, [*options[1:], ''], strict=True):
     if given := re.fullmatch('--?config(=.*)?', option):
       path = given[1][1:] if given[1] else following
-  own = flags.FlagValues()  # without the keys of the command line
-  config_flags.DEFINE_config_file('it', path, flag_values=own, sys_argv=[''])
+  file, _, argument = path.partition(':')
+  if not pathlib.Path(file).is_file():
+    _refuse(f'config {file}: no such file')
+  make = runpy.run_path(file)['get_config']
+  try:
+    config = make(argument) if argument else make()
+  except ValueError as error:
+    _refuse(str(error))
   for option in options:
-    where = 'config'
-    known: Any = own['it'].value
     if not re.match(r'--?(no)?config[.]', option):
       continue
+    where, known = 'config', config
     for key in option.partition('=')[0].split('.')[1:]:
       names = [*known] if hasattr(known, 'keys') else ['no keys']
       if key not in names:
-        return f'{where}.{key}: no such key; {where} has {", ".join(names)}'
+        _refuse(f'{where}.{key}: no such key; {where} has {", ".join(names)}')
       where, known = f'{where}.{key}', known[key]
-  return ''
+
+
+def _parse(argv: list[str]) -> list[str]:
+  """Reads the flags; the arguments that are left."""
+  try:
+    return flags.FLAGS(argv)
+  except (flags.Error, ValueError) as error:
+    while error.args and isinstance(error.args[0], Exception):
+      error = error.args[0]
+    _refuse(' '.join(str(error).split()))
 
 
 def _refuse(sentence: str) -> NoReturn:

@@ -231,8 +231,8 @@ def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
       models['draft'] = _model(s, opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = _model(s, target, rounded.dtype, cached=False)
-  each = {table.section(table.name_of(x)): table.numbers(x) for x in inner}
-  held = {name: count for name, count in each.items() if count}
+  each = [(table.name_of(x), table.numbers(x)) for x in inner]
+  held = {table.section(name): count for name, count in each if count}
   new = s.decode.max_new_tokens
   slots = new + s.bench.prompt_tokens if new else target.config.context
   tokens = tokens or s.bench.batch_size * slots

@@ -70,11 +70,10 @@ def devices(topology: str) -> list[Any]:
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   # Another process compiling at the same time is no reason to fail.
   os.environ.setdefault('ALLOW_MULTIPLE_LIBTPU_LOAD', '1')
-  more: dict[str, Any] = {}
-  if topology.endswith(':1x1'):  # a host has more chips by default
-    more = dict(chips_per_host_bounds=(1, 1, 1))
   from jax.experimental import topologies
 
+  one = dict(chips_per_host_bounds=(1, 1, 1))  # a host has more by default
+  more: dict[str, Any] = one if topology.endswith(':1x1') else {}
   return topologies.get_topology_desc(
     platform='tpu', topology_name=topology, **more
   ).devices

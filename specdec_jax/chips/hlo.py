@@ -115,9 +115,7 @@ def _group(line: str, devices: int) -> int:
   """
   if found := re.search(r'replica_groups=mesh\[(.*?)\].*?\{(.*?)\}', line):
     sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
-    axes = found[2].split(',')
-    known = all(a in sizes for a in axes)
-    return math.prod(int(sizes[a]) for a in axes) if known else devices
+    return math.prod(int(sizes.get(a, devices)) for a in found[2].split(','))
   if found := re.search(r'replica_groups=\[\d+,(\d+)\]', line):
     return int(found[1])
   found = re.search(r'replica_groups=\{\{([\d,]+)\}', line)

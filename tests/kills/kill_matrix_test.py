@@ -16,46 +16,29 @@ from tests.kills import kill_matrix, killed
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture
-def steps(tmp_path):
-  """A folder with two steps."""
-  folder = tmp_path / 'steps'
-  with checkpoint.Checkpoints(folder) as c:
+@pytest.mark.parametrize(
+  ('facts', 'before', 'wrong'),
+  [
+    (4, 4, ''),
+    (3, 4, 'step 4 is not that of'),
+    (4, 5, 'step 5 was saved, the'),
+  ],
+)
+def test_a_step_that_is_another_or_gone_is_said(tmp_path, facts, before, wrong):
+  with checkpoint.Checkpoints(tmp_path / 'checkpoints') as c:
     for step in (3, 4):
       c.save(step, saved.state(step), {'at': step})
-  return folder
-
-
-@pytest.fixture
-def reference(steps):
-  """That of the two steps, which are then those of the workdir above."""
-  tree = kill_matrix.like(steps / '4')
-  with checkpoint.Checkpoints(steps) as c:
-    found = {n: c.restore(tree, n) for n in (3, 4)}
-  steps.rename(steps.parent / 'checkpoints')
-  every = {
-    n: (kill_matrix.content(x.arrays), x.facts) for n, x in found.items()
-  }
-  return kill_matrix.Reference(tree, every, {}, {})
-
-
-def test_a_step_that_is_another_is_said(reference, tmp_path):
-  reference.steps[4] = reference.steps[4][0], {'at': 3}
-  found = kill_matrix.Found()
-  kill_matrix.check_steps(found, tmp_path, reference, 'here')
-  assert found.restored == 2
-  assert found.wrong == ['here: step 4 is not that of the reference']
-
-
-@pytest.mark.parametrize(('before', 'wrong'), [(4, 0), (5, 1)])
-def test_a_step_that_was_saved_and_is_gone_is_said(
-  before, wrong, reference, tmp_path
-):
-  found = kill_matrix.Found()
-  notes = killed.Notes('save', 7, 6, before)
+    c.wait()
+    tree = kill_matrix.like(c.folder / '4')
+    kept = {n: c.restore(tree, n) for n in (3, 4)}
+  every = {n: (kill_matrix.content(x.arrays), x.facts) for n, x in kept.items()}
+  every[4] = every[4][0], {'at': facts}
+  reference = kill_matrix.Reference(tree, every, {}, {})
+  found, notes = kill_matrix.Found(), killed.Notes('save', 7, 6, before)
   kill_matrix.check_killed(found, tmp_path, reference, notes)
-  assert len(found.wrong) == wrong, found.wrong
-  assert (found.phases, found.lost) == ({'save': 1}, 3)
+  assert (found.phases, found.lost, found.restored) == ({'save': 1}, 3, 2)
+  assert [x for x in found.wrong if wrong in x] == found.wrong
+  assert len(found.wrong) == bool(wrong)
 
 
 RENAMES = """
