@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec_jax import build, fields, printing, sharding
-from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import lm, table
 from specdec_jax.drafters import method as method_lib
 from specdec_jax.io import memory, sources, tokenizer
@@ -65,14 +64,10 @@ class Decode(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(fields.Checked):
-  temperature: float
-  top_k: int
-  top_p: float
+  temperature: float = fields.setting(low=0, help='0 is greedy')
+  top_k: int = fields.setting(low=0, high=2**31 - 1, help='0 is off')
+  top_p: float = fields.setting(above=0, high=1, help='1 is off')
   seed: int = fields.setting(low=0, below=2**32)
-
-  def __post_init__(self):
-    super().__post_init__()
-    sampling_lib.settings(1, self.temperature, self.top_k, self.top_p)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,9 @@ def target():
   return build.load('random:tiny')
 
 
+TAPPED = lookup.make(gamma=2)._replace(taps=(0, 99))
+
+
 @pytest.mark.parametrize(
   'draft, gamma, message',
   [
@@ -35,13 +38,11 @@ def target():
     (adaptive.Settings('hydra'), 2, "adaptive.drafter='hydra': allowed are"),
     (adaptive.Settings(None), 2, 'adaptive.drafter=None: allowed are lm, look'),
     (adaptive.Settings('adaptive'), 2, "drafter='adaptive': allowed are lm"),
-    (hybrid.Settings('hybrid'), 2, "hybrid.drafter='hybrid': allowed are lm"),
     (hybrid.Settings('early_exit'), 2, 'neither may leave the target early'),
     (adaptive.Settings('lookup', costs='/no'), 2, 'adaptive.costs=/no'),
     (early_exit.Settings(2), 2, 'has 2 layers; allowed are 1 to 1'),
     ('hydra', 0, "draft='hydra': allowed are 'lm', 'lookup', 'ngram', 'ear"),
     ('dflash', 2, 'dflash.source is empty: give a folder or hf:org/name'),
-    ('medusa', 2, 'medusa.source is empty: give a folder or hf:org/name'),
     (['lookup'], 2, "draft=['lookup']: allowed are"),
     (lookup.make, 2, 'None; it takes (*, gamma: int'),
     (pathlib.Path('x'), 2, "Path('x'): allowed are 'lm'"),
@@ -53,11 +54,7 @@ def target():
     ('lookup', -1, 'gamma=-1: must be a whole number, 0 (plain decoding) or'),
     ('lookup', True, 'gamma=True: must be a whole number'),
     (lookup.make(gamma=2), 8, 'gamma=8: drafter lookup was made for 2; give'),
-    (
-      lookup.make(gamma=2)._replace(taps=(0, 99)),
-      2,
-      'drafter lookup: taps=(0, 99): allowed are layers 0 to 1 of tiny (ra',
-    ),
+    (TAPPED, 2, 'lookup: taps=(0, 99): allowed are layers 0 to 1 of tiny (ra'),
   ],
 )
 def test_a_bad_draft_is_named(target, draft, gamma, message):
@@ -74,21 +71,9 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
     ('lookup', dict(min_match=3, max_match=2), 'min_match=3: must be at most'),
     ('lookup', dict(max_match=257), 'at least 1 and at most 256'),
     ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
-    ('ngram', dict(path='x'), "ngram.path='x': no such setting; allowed are "),
-    (
-      'eagle',
-      dict(path='x'),
-      'allowed are min_confidence, check, tree, source',
-    ),
-    ('adaptive', dict(eagle={}), 'adaptive.eagle={}: no such setting; allowed'),
     ('itself', dict(exit=1), 'exit=1: no such setting; allowed are min_c'),
     ('itself', dict(min_confidence='x'), "='x': must be a number"),
     (None, dict(exit=1), 'draft=None has none'),
-    (
-      lookup.make(gamma=2),
-      dict(exit=1),
-      "draft=Drafter('lookup', gamma=2) has none",
-    ),
     ('lookup', 'x', "draft_options='x': must be a dict"),
   ],
 )
