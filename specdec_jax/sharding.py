@@ -78,12 +78,9 @@ def make_mesh(
       f'{count}'
     )
   if processes > 1 and size < count:
-    fits = f'mesh.data={count // model}'
-    if count % model:
-      fits = f'a mesh.model that divides {count}'
     raise ValueError(
       f'mesh data={data} x model={model}: {processes} processes have {count} '
-      f'devices, and the mesh has to hold them all; set {fits}'
+      'devices, and mesh.data times mesh.model has to be all of them'
     )
   if tensor_parallel and model % tensor_parallel:
     raise ValueError(

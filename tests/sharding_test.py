@@ -240,8 +240,7 @@ def test_training_on_a_mesh_learns_the_same(x64, data, model, fsdp):
       1,
       'tensor_parallel=3: mesh.model=4 is no multiple of it; give a divisor',
     ),
-    (dict(model=4), 2, 'has to hold them all; set mesh.data=2'),
-    (dict(model=3), 2, 'hold them all; set a mesh.model that divides 8'),
+    (dict(model=4), 2, '2 processes have 8 devices, and mesh.data times'),
   ],
 )
 def test_a_mesh_that_cannot_be_is_refused(monkeypatch, shape, processes, words):

@@ -171,14 +171,12 @@ def _memory(
 
 
 def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
-  best = [
-    f'{alpha}: {gain:.2f} (gamma {g})' if g else f'{alpha}: do not speculate'
-    for alpha, (g, gain) in found.best.items()
-  ]
+  told = lambda alpha, gain, how: (
+    f'{alpha}: ' + (f'{gain:.2f} ({how})' if gain > 1 else 'do not speculate')
+  )
+  best = [told(a, gain, f'gamma {g}') for a, (g, gain) in found.best.items()]
   trees = [
-    f'{alpha}: {gain:.2f} ({nodes} nodes, {levels} levels)'
-    if gain > 1
-    else f'{alpha}: do not speculate'
+    told(alpha, gain, f'{nodes} nodes, {levels} levels')
     for alpha, (gain, nodes, levels) in found.trees.items()
   ]
   wide = max(roofline.NODES) + 1
