@@ -38,11 +38,23 @@ class View(NamedTuple):
 
 
 def views(
-  config: model_config.LMConfig, positions_BT, mask_BTS, at_BS=None
+  config: model_config.LMConfig,
+  positions_BT,
+  mask_BTS,
+  at_BS=None,
+  table_XH: Array | None = None,
 ) -> dict[tuple[int, bool], View]:
-  """{kind: View} for every kind of layers (config.kinds)."""
+  """{kind: View} for every kind of layers (config.kinds).
+
+  table_XH: of relative positions.
+  """
   view = functools.partial(_view, config, positions_BT, mask_BTS, at_BS)
-  return {kind: view(*kind) for kind in dict.fromkeys(config.kinds)}
+  found = {kind: view(*kind) for kind in dict.fromkeys(config.kinds)}
+  if table_XH is None:
+    return found
+  slots = mask_BTS.shape[-1]
+  bias = relative_bias(config, table_XH, positions_BT, slots, at_BS)
+  return {kind: x._replace(bias_BHTS=bias) for kind, x in found.items()}
 
 
 def _places(slots: int, at_BS: Array | None) -> Array:

@@ -54,12 +54,9 @@ def hidden(
   ends = nnx.merge(ends_def, nnx.State(leaves))
   (B, I, _), slots = x_BID.shape, mask_B1I.shape[-1]
   at_BI = jnp.broadcast_to(jnp.arange(I)[None], (B, I))
-  view = attention.View(
-    None,
-    None,
-    jnp.broadcast_to(mask_B1I[..., :I], (B, I, I)),
-    attention.relative_bias(c, ends.relative[...], at_BI, I),
-  )
+  mask_BII = jnp.broadcast_to(mask_B1I[..., :I], (B, I, I))
+  views = attention.views(c, at_BI, mask_BII, table_XH=ends.relative[...])
+  (view,) = views.values()
 
   def layer(x_BID, numbered):
     i, layer_params = numbered

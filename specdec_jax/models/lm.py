@@ -62,10 +62,6 @@ class Ends(nnx.Module):
       x_BTD = x_BTD + added_BTD.astype(x_BTD.dtype)
     return x_BTD
 
-  def logits(self, hidden: Array, normed: bool) -> Array:
-    norm = None if normed else self.norm
-    return layers.head(self.config, norm, hidden, self.head.get_value())
-
 
 @functools.cache
 def _modules(config: model_config.LMConfig):
@@ -78,15 +74,7 @@ def _modules(config: model_config.LMConfig):
 
 def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
   """Shape and dtype of every parameter's arrays, by flat name."""
-  out = _named(config, *_modules(config))
-  if config.encoder is not None:
-    own = _named(config.encoder, *_modules(config.encoder))
-    out |= {f'encoder/{name}': x for name, x in own.items()}
-  return out
-
-
-def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
-  """The parameters of a stack of layers."""
+  block, ends = _modules(config)
   out = named(ends)
   for name, x in named(block).items():
     if config.run.scan_layers:
@@ -94,6 +82,8 @@ def _named(config, block, ends) -> dict[str, jax.ShapeDtypeStruct]:
       out[f'layers/{name}'] = jax.tree.map(shape, x)
     else:
       out |= {f'layers/{i}/{name}': x for i in range(config.depth)}
+  if config.encoder is not None:
+    out |= {f'encoder/{n}': x for n, x in shapes(config.encoder).items()}
   return out
 
 
@@ -282,12 +272,8 @@ def _apply(
       x_BTD = _embed(config, params, tokens_BT, positions_BT, dropout)
   (graphdef, _), _ = _modules(config)
   block = lambda layer: nnx.merge(graphdef, nnx.State(layer))
-  views = attention.views(config, positions_BT, mask_BTS, at_BS)
-  if config.position == 'relative':
-    bias_BHTS = attention.relative_bias(
-      config, params['relative'], positions_BT, mask_BTS.shape[-1], at_BS
-    )
-    views = {k: v._replace(bias_BHTS=bias_BHTS) for k, v in views.items()}
+  table_XH = params.get('relative')
+  views = attention.views(config, positions_BT, mask_BTS, at_BS, table_XH)
 
   def of_layer(view, i):
     """The view of layer i, with its own source and dropout."""
@@ -316,7 +302,9 @@ def _apply(
 
 def _head(config, ids, V: int, constrain, params, hidden, *, normed=False):
   with jax.named_scope('head'):
-    logits = _ends(config, params).logits(hidden, normed)
+    ends = _ends(config, params)
+    norm, head = None if normed else ends.norm, ends.head.get_value()
+    logits = layers.head(config, norm, hidden, head)
     if config.proposes and V > logits.shape[-1]:
       none = jnp.full((*logits.shape[:-1], V), -jnp.inf, logits.dtype)
       at = none.at[..., jnp.asarray(config.proposes, jnp.int32)]
