@@ -99,6 +99,5 @@ def test_a_gpu_without_cudnn_attends_by_xla(monkeypatch):
   mask_BTS = jnp.tril(jnp.ones((1, T, T), bool))
   wanted = attention.attend(q_BTHC, layer, mask_BTS)
   monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
-  attention._has_cudnn.cache_clear()
   got = attention.attend(q_BTHC, layer, mask_BTS)
   np.testing.assert_array_equal(got, wanted)
