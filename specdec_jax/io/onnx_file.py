@@ -43,8 +43,7 @@ def open_pair(
     for name, x in _named(arrays, part, order, stack.depth).items():
       if isinstance(x, form.Form):
         (O, I), read = x.codes.shape, lambda x=x: x
-        stored = form.stored('int8', 8, I, I)
-        plans[name] = form.Plan('int8', (O, I), (), read, stored)
+        plans[name] = form.integers('int8', (O, I), (), read, 8, I)
       else:
         plain[name] = Stored('F32', x.shape, lambda x=x: x)
   reader = quantised.opened(source, names.HF_T5_GATED, plans, plain)

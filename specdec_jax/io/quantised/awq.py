@@ -47,9 +47,7 @@ def plan(m: form.Module) -> form.Plan:
     m.misfit(f'its parts fit no matrix of 4 bits in groups of {group}')
   read = functools.partial(form_of, m, part, (O, I), group)
   parts = ('qweight', 'scales', part)
-  kind = 'AWQ 4-bit'
-  stored = form.stored(kind, 4, group, I)
-  return form.Plan(kind, (O, I), parts, read, stored)
+  return form.integers('AWQ 4-bit', (O, I), parts, read, 4, group)
 
 
 def _words(I: int, group: int) -> int:

@@ -94,4 +94,4 @@ def plan8(m: form.Module) -> form.Plan:
     return form.Form(m.get('weight'), scale, (1, I), unit=1 / 127)
 
   kind, parts = 'bitsandbytes int8', ('weight', 'SCB', 'weight_format')
-  return form.Plan(kind, shape, parts, read, form.stored(kind, 8, I, I))
+  return form.integers(kind, shape, parts, read, 8, I)

@@ -44,8 +44,7 @@ def plan(m: form.Module) -> form.Plan:
     return form.Form(codes, scale, block, zero)
 
   kind, parts = f'compressed-tensors {bits}-bit', (part, *_PARTS)
-  stored = form.stored(kind, bits, block[1], I)
-  return form.Plan(kind, (O, I), parts, read, stored, order)
+  return form.integers(kind, (O, I), parts, read, bits, block[1], order)
 
 
 def _inputs(m: form.Module, O: int) -> int:

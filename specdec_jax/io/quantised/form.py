@@ -128,12 +128,14 @@ class Plan(NamedTuple):
   order: np.ndarray | None = None
 
 
-def stored(kind: str, bits: int, group: int, I: int) -> str:
-  """Plan's, of integers of which `group` inputs share a scale."""
-  depth = math.gcd(group, I, 128)
-  if depth < 32:
-    return f'{kind} in groups of {group}'
-  return f'U{4 if bits <= 4 else 8}_{depth}'
+def integers(
+  kind: str, shape: tuple[int, int], parts, form, bits: int, group: int, *order
+) -> Plan:
+  """The Plan of integers of which `group` inputs share a scale."""
+  depth = math.gcd(group, shape[1], 128)
+  stored = f'U{4 if bits <= 4 else 8}_{depth}'
+  stored = stored if depth >= 32 else f'{kind} in groups of {group}'
+  return Plan(kind, shape, parts, form, stored, *order)
 
 
 @dataclasses.dataclass(frozen=True)

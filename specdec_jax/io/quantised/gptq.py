@@ -46,8 +46,7 @@ def plan(m: form.Module) -> form.Plan:
     )
 
   kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')
-  stored = form.stored(kind, bits, group, I)
-  return form.Plan(kind, (O, I), parts, read, stored, order)
+  return form.integers(kind, (O, I), parts, read, bits, group, order)
 
 
 def _first(m: form.Module, stored: np.ndarray, bits: int) -> int:

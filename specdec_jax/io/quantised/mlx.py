@@ -28,5 +28,4 @@ def plan(m: form.Module) -> form.Plan:
     return form.Form(codes, scale, (1, group), minimum=minimum)
 
   kind, parts = f'MLX {bits}-bit', ('weight', 'scales', 'biases')
-  stored = form.stored(kind, bits, group, I)
-  return form.Plan(kind, (O, I), parts, read, stored)
+  return form.integers(kind, (O, I), parts, read, bits, group)
