@@ -105,12 +105,24 @@ class Writer(NamedTuple):
   layer: Any = 0
 
   def __call__(self, k_BTGC: Array, v_BTGC: Array) -> tuple[Any, KVCache]:
-    if isinstance(self.cache, Stacked):
-      at = self.layer
-      stack = write_stacked(self.cache, at, k_BTGC, v_BTGC, self.slots_BT)
-      return stack, read_stacked(stack, at, k_BTGC.shape[2])
-    written = write(self.cache, k_BTGC, v_BTGC, self.slots_BT)
-    return written, written
+    if not isinstance(self.cache, Stacked):
+      written = write(self.cache, k_BTGC, v_BTGC, self.slots_BT)
+      return written, written
+    B, T, G, _ = k_BTGC.shape
+    row_B1 = jnp.arange(B)[:, None]
+
+    def put(old, new_BTGC):
+      new_BTF = new_BTGC.reshape(B, T, -1)
+      at = row_B1, self.layer, self.slots_BT
+      return old.at[at].set(new_BTF, mode='drop')
+
+    def pick(x_BNSF):
+      pick = jax.lax.dynamic_index_in_dim
+      x_BSF = pick(x_BNSF, self.layer, 1, keepdims=False)
+      return jnp.swapaxes(x_BSF.reshape(*x_BSF.shape[:2], G, -1), 1, 2)
+
+    stack = Stacked(*map(put, self.cache, (k_BTGC, v_BTGC)))
+    return stack, KVCache(*map(pick, stack))
 
 
 class Stacked(NamedTuple):
@@ -167,29 +179,3 @@ def compact(cache: Any, from_BK: Array, to_BK: Array) -> Any:
 
   is_panels = lambda x: isinstance(x, Panels)
   return jax.tree.map(of_array, cache, is_leaf=is_panels)
-
-
-def write_stacked(cache: Stacked, layer, k_BTGC, v_BTGC, slots_BT) -> Stacked:
-  """The cache with new keys and values of one layer in the given slots.
-
-  layer: its number; may be traced.
-  """
-  B, T = slots_BT.shape
-  row_B1 = jnp.arange(B)[:, None]
-
-  def put(old, new_BTGC):
-    new_BTF = new_BTGC.reshape(B, T, -1)
-    return old.at[row_B1, layer, slots_BT].set(new_BTF, mode='drop')
-
-  return Stacked(put(cache.k_BNSF, k_BTGC), put(cache.v_BNSF, v_BTGC))
-
-
-def read_stacked(cache: Stacked, layer, kv_heads: int) -> KVCache:
-  """The keys and values of one layer."""
-
-  def pick(x_BNSF):
-    x_BSF = jax.lax.dynamic_index_in_dim(x_BNSF, layer, 1, keepdims=False)
-    x_BSGC = x_BSF.reshape(*x_BSF.shape[:2], kv_heads, -1)
-    return jnp.swapaxes(x_BSGC, 1, 2)
-
-  return KVCache(pick(cache.k_BNSF), pick(cache.v_BNSF))

@@ -16,8 +16,8 @@ def test_keys_and_values_come_back():
   stacked = kv.Stacked(*jnp.zeros((2, B, DEPTH, S, G * C)))
   for _ in range(2):  # the second time overwrites
     plain = kv.write(plain, k, v, SLOTS)
-    stacked = kv.write_stacked(stacked, 1, k, v, SLOTS)
-  for layer in (plain, kv.read_stacked(stacked, 1, G)):
+    stacked, last = kv.Writer(stacked, SLOTS, 1)(k, v)
+  for layer in (plain, last):
     for got, wrote in ((layer.k_BGSC, k), (layer.v_BGSC, v)):
       wanted = np.zeros((B, G, S, C), np.float32)
       for b in range(B):
@@ -25,5 +25,4 @@ def test_keys_and_values_come_back():
           if slot < S:
             wanted[b, :, slot] = wrote[b, t]
       np.testing.assert_array_equal(got, wanted)
-  other = kv.read_stacked(stacked, 0, G)
-  assert not other.k_BGSC.any() and not other.v_BGSC.any()
+  assert not any(x[:, 0].any() for x in stacked)
