@@ -47,15 +47,18 @@ def views(
 ) -> dict[tuple[int, bool], View]:
   """{kind: View} for every kind of layers (config.kinds).
 
-  table_XH: of relative positions.
+  table_XH: for relative positions, a number for each bucket and head: what T5
+    adds to the score of a query and a slot.
   """
   view = functools.partial(_view, config, positions_BT, mask_BTS, at_BS)
   found = {kind: view(*kind) for kind in dict.fromkeys(config.kinds)}
   if table_XH is None:
     return found
   slots = mask_BTS.shape[-1]
-  bias = relative_bias(config, table_XH, positions_BT, slots, at_BS)
-  return {kind: x._replace(bias_BHTS=bias) for kind, x in found.items()}
+  distance_BTS = _places(slots, at_BS) - positions_BT[..., None]
+  bucket_BTS = buckets(distance_BTS, config)
+  bias_BHTS = jnp.moveaxis(table_XH.at[bucket_BTS].get(mode='clip'), -1, 1)
+  return {kind: x._replace(bias_BHTS=bias_BHTS) for kind, x in found.items()}
 
 
 def _places(slots: int, at_BS: Array | None) -> Array:
@@ -80,23 +83,6 @@ def _view(
     positions_BT = jnp.zeros_like(positions_BT)
     config = dataclasses.replace(config, rope_scaling=None)
   return View(*rotation(positions_BT, config), mask_BTS, at_BS=at_BS)
-
-
-def relative_bias(
-  config: model_config.LMConfig,
-  table_XH: Array,
-  positions_BT,
-  slots: int,
-  at_BS: Array | None = None,
-) -> Array:
-  """The bias that T5 adds to the score of a query and a slot: [B, H, T, S].
-
-  at_BS: the position of each slot; None: its index. table_XH has a number for
-  each bucket and head.
-  """
-  distance_BTS = _places(slots, at_BS) - positions_BT[..., None]
-  bucket_BTS = buckets(distance_BTS, config)
-  return jnp.moveaxis(table_XH.at[bucket_BTS].get(mode='clip'), -1, 1)
 
 
 def buckets(distance: Array, config: model_config.LMConfig) -> Array:
