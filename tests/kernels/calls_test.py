@@ -1,5 +1,7 @@
 """The CPU kernels against float64 and against models.attention, bit by bit."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,11 @@ import pytest
 
 from specdec_jax.io import files
 from specdec_jax.kernels import calls, library
-from specdec_jax.models import attention, layers
+from specdec_jax.models import attention, layers, weights
 from specdec_jax.models import cache as kv
 from tests import fakes
+from tests.io import tiny
+from tests.models import weights_test
 
 # The last has more panels than there are threads.
 SHAPES = [(64, 96), (37, 50), (300, 33), (1, 1), (20, 5000)]
@@ -45,34 +49,39 @@ def test_a_products_rows_do_not_depend_on_each_other(shape, dtype):
     np.testing.assert_array_equal(product(x_MK[:rows]), alone[:rows])
 
 
-@pytest.mark.parametrize('act', layers.ACTS)
+@pytest.mark.parametrize(
+  'act, kept', [*((act, '') for act in layers.ACTS), ('silu', 'Q4_1')]
+)
 @pytest.mark.parametrize('kind', ['rms', 'layer'])
 @pytest.mark.parametrize('gated', [False, True])
-def test_what_surrounds_a_product(kind, act, gated):
-  K, N, parts = 70, 1009, 2 if gated else 1
+def test_what_surrounds_a_product(kind, act, kept, gated):
+  """Of blocks with mixed inputs too, with a row's error of 16 bits."""
+  parts, atol = 2 if gated else 1, 5e-4 if kept else 2e-5
+  K, N = (64, 40) if kept else (70, 1009)
   x, add = 3 * normal(0, 2, 3, K), normal(1, 2, 3, N)
   kernel, bias = normal(2, K, parts * N) / 8, normal(3, parts * N)
+  matrix = weights.pack(kernel, parts)
+  if kept:
+    tiny.needs_kernels(kept)
+    each = [weights_test.of_a_file(kept, N, seed) for seed in range(parts)]
+    order = jnp.asarray(np.random.default_rng(6).permutation(K), jnp.int32)
+    joined = weights.join([x for x, _ in each], parts)
+    matrix = dataclasses.replace(joined, order=order)
+    kernel = jnp.concatenate([x for _, x in each], -1)[jnp.argsort(order)]
   # An eps that matters.
   norm = layers.Norm(fakes.tiny(**FLOATS, norm=kind, norm_eps=3.0), K)
   norm.scale[...] = normal(4, K)
   if kind == 'layer':
     norm.bias[...] = normal(5, K)
-  linear = lambda x, add: calls.linear(
-    x,
-    calls.pack(kernel, parts),
-    N,
-    norm=norm.packed(),
-    bias=calls.pad(bias, parts),
-    add=add,
-    act=act,
-    gated=gated,
-  )
+  around = dict(norm=norm.packed(), act=act, gated=gated)
+  padded = weights.pad(bias, matrix, parts)
+  linear = lambda x, add: matrix.linear(x, padded, add=add, **around)
   y = linear(x, add)
   np.testing.assert_array_equal(linear(x[0, :1], add[0, :1]), y[0, :1])
   wide = norm(x) @ kernel + bias[None, None]
   gate, *up = jnp.split(wide, parts, -1)
-  wanted = layers.ACTS[act](gate) * (up[0] if up else 1)
-  np.testing.assert_allclose(y, add + wanted, atol=2e-5)
+  wanted = add + layers.ACTS[act](gate) * (up[0] if up else 1)
+  np.testing.assert_allclose(y, wanted, atol=atol)
   normed = calls.add_norm(x, norm.packed(), 2 * x)
   np.testing.assert_allclose(normed, 2 * x + norm(x), atol=1e-5)
 

@@ -215,40 +215,6 @@ def test_a_matrix_of_mixed_rows_is_multiplied_in_their_order():
     np.testing.assert_array_equal(found, wanted[:rows])
 
 
-@pytest.mark.parametrize('gated', [False, True])
-@pytest.mark.parametrize('norm', ['rms', 'layer'])
-def test_what_surrounds_a_product(norm, gated):
-  """As around a product in float32, with a row's error of 16 bits; with rows
-  of the matrix mixed."""
-  load('Q4_1')
-  if why := library.load(files.cache_folder()):
-    pytest.skip(why)
-  K, N, parts = 64, 40, 2 if gated else 1
-  each = [blocks('Q4_1', K, N, seed) for seed in range(parts)]
-  packed = jnp.concatenate([gguf_blocks.pack(x, 'Q4_1') for x in each])
-  kernel = jnp.concatenate([values(x, 'Q4_1') for x in each], -1)
-  bias = normal(3, parts * N)
-  around = dict(
-    norm=calls.Norm(
-      norm, normal(4, K), normal(5, K) if norm == 'layer' else None, 3.0
-    ),
-    add=normal(1, 2, 3, N),
-    act='silu',
-    gated=gated,
-  )
-  x, order = 3 * normal(0, 2, 3, K), np.random.default_rng(6).permutation(K)
-  own = dict(bias=calls.pad(bias, parts, quantised.WIDE), **around)
-  found = linear(
-    x, packed, 'Q4_1', N, order=jnp.asarray(order, jnp.int32), **own
-  )
-  kernel = kernel[jnp.argsort(jnp.asarray(order))]
-  wanted = calls.linear(
-    x, calls.pack(kernel, parts), N, bias=calls.pad(bias, parts), **around
-  )
-  np.testing.assert_allclose(found, wanted, atol=5e-4)
-  assert np.any(found != wanted)
-
-
 def test_a_number_that_is_none_stays_none():
   """A row with a NaN gives NaNs; the others are what they were."""
   load('Q8_0')
