@@ -87,8 +87,8 @@ def stream(
     prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
-    **asked: draft, rule, gamma, draft_options and options, as in generate; n
-      and record are refused.
+    **asked: draft, rule, gamma, draft_options and options, as in generate; not
+      n.
 
   Yields:
     A Piece for each window. Text waits while a later token may still change it
@@ -97,9 +97,8 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  for name, default in dict(n=1, record=False).items():
-    if asked.get(name, default) != default:
-      raise ValueError(f'{name}={asked[name]}: a stream has none; use generate')
+  if asked.get('n', 1) != 1:
+    raise ValueError(f'n={asked["n"]}: a stream is one; use generate')
   if not requests.is_id(request) or not 0 <= request < 2**32:
     raise ValueError(
       f'request={fields.short(request)}: must be a whole number, at least 0 '

@@ -3,8 +3,10 @@
 page.html draws the answers that `page` puts into it.
 """
 
+import itertools
 import json
 import math
+import operator
 import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,19 +44,16 @@ def legend(out: rich.console.Console) -> None:
 
 def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
   """(origin, text) pairs as one text; runs of equal origin share marks."""
-  out, last, close = rich.text.Text(), None, ''
-  for kind, text in runs:
-    if not text:  # end of sequence, or half a character
-      continue
+  out = rich.text.Text()
+  seen = (x for x in runs if x[1])  # no end of sequence, or half a character
+  for kind, run in itertools.groupby(seen, operator.itemgetter(0)):
     style, marks, _ = KINDS[kind]
+    text = ''.join(x for _, x in run)
     if styled:
       out.append(text, style)
-      continue
-    if kind != last:
-      out.append(close + marks[:1])
-      last, close = kind, marks[1:]
-    out.append(text)
-  return out.append(close)
+    else:
+      out.append(marks[:1] + text + marks[1:])
+  return out
 
 
 def reply(out: rich.console.Console, pieces: Iterable[Any]) -> str:

@@ -29,14 +29,6 @@ _OFF: dict[str, Any] = {
   'repetition_penalty': 1,
   'logit_bias': {},
 }
-_KINDS = {
-  401: 'authentication_error',
-  404: 'not_found_error',
-  408: 'timeout_error',
-  429: 'rate_limit_error',
-  500: 'server_error',
-  503: 'server_error',
-}
 
 
 class Refused(ValueError):
@@ -47,9 +39,9 @@ class Refused(ValueError):
     self.status = status
 
   def body(self) -> dict[str, Any]:
-    kind = _KINDS.get(self.status, 'invalid_request_error')
-    about = dict(message=str(self), type=kind, param=None, code=None)
-    return {'error': about}
+    kind = 'server' if self.status >= 500 else 'invalid_request'
+    about = dict(message=str(self), type=f'{kind}_error', param=None)
+    return {'error': about | {'code': self.status}}
 
 
 class Served(NamedTuple):

@@ -307,7 +307,7 @@ def test_the_key_is_asked_for(server):
     for headers in ({}, {'Authorization': 'Bearer other'}):
       reply = other.get('/v1/models', headers=headers)
       assert reply.status_code == 401
-      assert reply.json()['error']['type'] == 'authentication_error'
+      assert reply.json()['error']['code'] == 401
       assert post(other, TEXT, **headers).status_code == 401
     good = {'Authorization': 'Bearer s3cret'}
     assert other.get('/v1/models', headers=good).status_code == 200
@@ -409,7 +409,7 @@ def test_time_limit_and_full_queue():
       assert late.status_code == 408
       assert late.json()['error']['message'] == 'not answered in 0.5 seconds'
       (event,) = second.result()
-      assert event['error']['type'] == 'timeout_error'
+      assert event['error']['code'] == 408
     until(lambda: not worker.running and not worker.waiting)
 
 

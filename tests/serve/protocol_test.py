@@ -153,7 +153,7 @@ def test_refusals_say_in_a_sentence_what_is_wrong(body, status, said):
   about = found.value.body()['error']
   assert said in about['message'] and len(about['message']) < 500
   assert '\n' not in about['message'] and 'max_new' not in about['message']
-  assert about['type'] in ('invalid_request_error', 'not_found_error')
+  assert about['type'] == 'invalid_request_error'
 
 
 def test_log_probabilities_that_are_not_kept_are_refused():
