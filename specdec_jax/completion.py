@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,27 +110,27 @@ def settings(options: dict[str, Any]) -> Settings:
   """Settings from keyword arguments.
 
   Raises:
-    ValueError: a name that is no setting, with what to do, or a bad value.
+    ValueError: a name that is no setting, or a bad value.
   """
-  allowed = {field.name for field in dataclasses.fields(Settings)}
-  for name in options:
-    if name in allowed:
-      continue
+  allowed = [field.name for field in dataclasses.fields(Settings)]
+  for name in (x for x in options if x not in allowed):
     rows = table.DRAFTERS.items()
     if owners := [x for x, row in rows if hasattr(row.Settings, name)]:
       raise ValueError(
         f'{name} is a setting of the drafter {" or ".join(owners)}: give '
         f'draft_options=dict({name}=...)'
       )
-    raise refusal(name, allowed)
+  check_names(options, allowed)
   return Settings(**options)
 
 
-def refusal(name: str, allowed: Collection[str]) -> ValueError:
-  """Why an unknown setting is refused; ignoring one would be silent."""
-  listed = ', '.join(sorted(allowed))
-  said = f'unknown setting {fields.short(name)}: allowed are {listed}'
-  return ValueError(said)
+def check_names(given: Iterable[str], allowed: Sequence[str], of: str = ''):
+  """Raises ValueError for the first name, of a prefix, that is not allowed."""
+  for name in given:
+    if name not in allowed:
+      listed = ', '.join(sorted(allowed))
+      said = fields.short(of + name)
+      raise ValueError(f'unknown setting {said}: allowed are {listed}')
 
 
 def each(options: dict[str, Any], prompts: int) -> list[Settings]:

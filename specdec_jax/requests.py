@@ -82,8 +82,7 @@ def items(
   """Prompts as items; numbers default to the index."""
   if numbers is None:
     return [Item(tokens, i) for i, tokens in enumerate(prompts)]
-  pairs = zip(prompts, numbers, strict=True)
-  return [Item(tokens, int(number)) for tokens, number in pairs]
+  return [Item(x, int(i)) for x, i in zip(prompts, numbers, strict=True)]
 
 
 def listed(x: Any) -> list[Any] | None:
@@ -338,9 +337,5 @@ def place(request: decode.Request, layout: sharding.Layout | None):
   """Splits the rows over the mesh's data axis."""
   if layout is None:
     return request
-  return jax.tree.map(
-    lambda x: hosts.put(
-      x, layout.sharding('batch', *[None] * (np.ndim(x) - 1))
-    ),
-    request,
-  )
+  where = lambda x: layout.sharding('batch', *[None] * (np.ndim(x) - 1))
+  return jax.tree.map(lambda x: hosts.put(x, where(x)), request)

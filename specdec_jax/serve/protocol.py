@@ -3,7 +3,7 @@
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import api, build, completion, fields, requests
@@ -115,16 +115,9 @@ def _given(found: Mapping[str, Any]) -> dict[str, Any]:
   return {name: x for name, x in found.items() if x is not None}
 
 
-def _check_names(given: Iterable[str], allowed: Sequence[str], of=''):
-  """Raises ValueError for the first name that is not allowed."""
-  for name in given:
-    if name not in allowed:
-      raise completion.refusal(of + name, allowed)
-
-
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   engine, about = served.engine, _OWN[chat][0]
-  _check_names(given, _NAMES + _OWN[chat])
+  completion.check_names(given, _NAMES + _OWN[chat])
   if (name := given.get('model', served.name)) != served.name:
     said = fields.short(name)
     raise Refused(f'model={said}: this server has {served.name!r}', 404)
@@ -187,7 +180,7 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
   options = given.get('stream_options', {})
   if not isinstance(options, dict) or (options and not stream):
     raise ValueError('stream_options: must be an object, beside stream=true')
-  _check_names(options, ['include_usage'], 'stream_options.')
+  completion.check_names(options, ['include_usage'], 'stream_options.')
   return _flag(options, 'include_usage')
 
 
@@ -226,7 +219,7 @@ def _conversation(given: Any) -> list[Any]:
     )
   messages = [_given(x) if isinstance(x, dict) else x for x in given]
   for message in (x for x in messages if isinstance(x, dict)):
-    _check_names(message, ['role', 'content'], 'messages.')
+    completion.check_names(message, ['role', 'content'], 'messages.')
   return [messages]
 
 
