@@ -15,8 +15,7 @@ def read_json(
 ) -> dict[str, Any]:
   """The JSON object in a file; missing: what stands for a file's absence."""
   try:
-    text = path.read_text('utf-8')
-    value = json.loads(text)
+    return _object(path.read_bytes(), str(path))
   except FileNotFoundError as e:
     if missing is not None:
       return missing
@@ -24,9 +23,8 @@ def read_json(
       f'{path}: no such file; a model folder needs config.json, '
       "tokenizer.json and *.safetensors, a draft's config.json and its weights"
     ) from e
-  except (OSError, ValueError, RecursionError) as e:
-    raise ValueError(f'{path}: not readable as JSON: {e}') from e
-  return _object(value, text, str(path))
+  except OSError as e:
+    raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
 
 
 def read_jsonl(
@@ -43,23 +41,22 @@ def read_jsonl(
   except OSError as e:
     raise ValueError(f'{path}: cannot be read ({e.strerror})') from e
   for number, line in enumerate(lines[:-1] if finished else lines, 1):
-    if not line.strip():
-      continue
-    where = f'{path}:{number}'
-    try:
-      text = line.decode('utf-8-sig')
-      row = json.loads(text)
-    # Also raised for nesting, or numbers, too long for Python's parser.
-    except (ValueError, RecursionError) as e:
-      reason = str(e).replace(': line 1 column', ' at column')
-      raise ValueError(
-        f'{where}: not JSON ({reason}): each line must be one object, in UTF-8'
-      ) from e
-    yield where, _object(row, text, where)
+    if line.strip():
+      where = f'{path}:{number}'
+      yield where, _object(line, where)
 
 
-def _object(value: Any, text: str, where: str) -> dict[str, Any]:
-  """A JSON value that must be an object, from this text."""
+def _object(content: bytes, where: str) -> dict[str, Any]:
+  """A JSON value that must be an object."""
+  try:
+    text = content.decode('utf-8-sig')
+    value = json.loads(text)
+  # Also raised for nesting, or numbers, too long for Python's parser.
+  except (ValueError, RecursionError) as e:
+    reason = str(e).replace(': line 1 column', ' at column')
+    raise ValueError(
+      f'{where}: not JSON ({reason}): one JSON object is needed, in UTF-8'
+    ) from e
   if not isinstance(value, dict):
     raise ValueError(
       f'{where}: a JSON object is needed, not {type(value).__name__}'

@@ -284,4 +284,4 @@ def test_damaged_and_missing_files_say_what_to_do(tmp_path):
   path.unlink()
   refused('no such file; weights are read from')
   (tmp_path / 'config.json').write_text('[' * 100_000)
-  refused('config.json: not readable as JSON')
+  refused('config.json: not JSON')
