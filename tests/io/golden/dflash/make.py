@@ -1,7 +1,6 @@
 """Writes the golden folders of DFlash with speculators.
 
-  pip install speculators==0.9.0  # elsewhere: it wants other versions of ours
-  python tests/io/golden/dflash/make.py
+  python -m tests.io.golden.dflash.make
 
 Each folder is what save_pretrained writes for a tiny random DFlash in bfloat16
 beside a target of four layers; logits.npz has tokens [T], features [T, n D] of
@@ -10,15 +9,15 @@ logits [A, size, R] of those weights in float64: entry [a, j] is of the j-th
 token of the block that begins with token a.
 """
 
-import copy
-import json
 import pathlib
-import shutil
 
 import numpy as np
 
+from tests.io.golden import speculating
+from tests.io.golden.speculating import D, R, V
+
 HERE = pathlib.Path(__file__).parent
-T, D, V, R, SIZE, MASK, TAPS = 11, 16, 40, 12, 4, 37, (1, 3)
+T, SIZE, MASK, TAPS = 11, 4, 37, (1, 3)
 FOLDERS = {
   'masks': dict(draft_vocab_size=V),
   'anchor': dict(draft_vocab_size=R, sample_from_anchor=True),
@@ -36,58 +35,25 @@ def inputs():
 
 def model(**settings):
   """A random DFlashDraftModel, its weights rounded to bfloat16."""
-  import speculators
   import torch
-  import transformers
   from speculators.models import dflash
-  from speculators.proposals import greedy
 
-  layers = transformers.Qwen3Config(
-    vocab_size=V,
-    hidden_size=D,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    rope_parameters=dict(rope_type='default', rope_theta=5000.0),
-  )
-  layers._attn_implementation = 'eager'
   config = dflash.DFlashSpeculatorConfig(
-    transformer_layer_config=layers,
+    **speculating.config('Qwen3', 'dflash', depth=2, steps=3),
     block_size=SIZE,
     mask_token_id=MASK,
     aux_hidden_state_layer_ids=list(TAPS),
-    speculators_config=speculators.SpeculatorsConfig(
-      algorithm='dflash',
-      proposal_methods=[greedy.GreedyTokenProposalConfig(speculative_tokens=3)],
-      default_proposal_method='greedy',
-      verifier=speculators.VerifierConfig(
-        name_or_path=None, architectures=['LlamaForCausalLM']
-      ),
-    ),
     **settings,
   )
-  torch.manual_seed(0)
-  made = dflash.DFlashDraftModel(config)
+  made = speculating.drawn(dflash.DFlashDraftModel, config)
   given = inputs()
   with torch.no_grad():
-    for x in made.parameters():
-      drawn = torch.randn(x.shape)
-      drawn = 1 + 0.3 * drawn if x.ndim == 1 else 0.4 * drawn
-      x.copy_(drawn.bfloat16())
     made.embed_tokens.weight.copy_(torch.tensor(given['embed']))
     if settings['draft_vocab_size'] == V:
       made.lm_head.weight.copy_(torch.tensor(given['head']))
     else:
-      ids = np.sort(np.random.default_rng(0).choice(V, R, replace=False))
-      t2d = torch.zeros(V, dtype=torch.bool)
-      t2d[torch.tensor(ids)] = True
-      made.load_vocab_mappings(t2d, torch.tensor(ids - np.arange(R)))
-  return made.eval()
+      speculating.map_ids(made)
+  return made
 
 
 def logits(made, tokens, features) -> np.ndarray:
@@ -114,12 +80,7 @@ def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
   given, out = inputs(), {}
   for name, settings in FOLDERS.items():
     made, path = model(**settings), folder / name
-    shutil.rmtree(path, ignore_errors=True)
-    # Not of the model that runs: it would round the angles of RoPE too.
-    copy.deepcopy(made).bfloat16().save_pretrained(path)
-    (path / 'config.py').unlink()  # of code that nobody runs
-    facts = json.loads((path / 'config.json').read_text())
-    (path / 'config.json').write_text(json.dumps(facts, indent=1) + '\n')
+    speculating.save(made, path)
     out[name] = logits(made, given['tokens'], given['features'])
   return out
 

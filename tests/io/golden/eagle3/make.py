@@ -1,7 +1,6 @@
 """Writes the golden folders with speculators.
 
-  pip install speculators==0.9.0  # elsewhere: it wants other versions of ours
-  python tests/io/golden/eagle3/make.py
+  python -m tests.io.golden.eagle3.make
 
 Each folder is what save_pretrained writes for a tiny random EAGLE-3 in bfloat16
 beside a target of ten layers; logits.npz has tokens [T], features [T, 3 D] of
@@ -10,15 +9,15 @@ weights in float64: entry [k, t] follows token t + k, which was read beside the
 draft's own hidden states from t + 1 on.
 """
 
-import copy
-import json
 import pathlib
-import shutil
 
 import numpy as np
 
+from tests.io.golden import speculating
+from tests.io.golden.speculating import D, R, V
+
 HERE = pathlib.Path(__file__).parent
-KINDS = ('llama', 'qwen3')
+KINDS = {'llama': 'Llama', 'qwen3': 'Qwen3'}
 FLAGS = {
   'plain': {},
   'residual': dict(norm_before_residual=True),
@@ -26,7 +25,7 @@ FLAGS = {
   'each_fed': dict(fc_norm=True, norm_output=True),
   'residual_fed': dict(norm_before_residual=True, norm_output=True),
 }
-T, D, V, R, STEPS = 9, 16, 40, 12, 3
+T, STEPS = 9, 3
 
 
 def inputs():
@@ -38,57 +37,18 @@ def inputs():
 
 def model(kind: str, flags: dict):
   """A random Eagle3DraftModel, its weights rounded to bfloat16."""
-  import speculators
-  import torch
-  import transformers
   from speculators.models import eagle3
-  from speculators.proposals import greedy
 
-  settings = {
-    'llama': transformers.LlamaConfig,
-    'qwen3': transformers.Qwen3Config,
-  }[kind](
-    vocab_size=V,
-    hidden_size=D,
-    intermediate_size=24,
-    num_hidden_layers=2 if flags.get('norm_before_fc') else 1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    rope_parameters=dict(rope_type='default', rope_theta=5000.0),
-  )
-  settings._attn_implementation = 'eager'
-  verifier = speculators.VerifierConfig(
-    name_or_path=None, architectures=['LlamaForCausalLM']
-  )
-  proposal = greedy.GreedyTokenProposalConfig(speculative_tokens=STEPS)
+  depth = 2 if flags.get('norm_before_fc') else 1
   config = eagle3.Eagle3SpeculatorConfig(
-    transformer_layer_config=settings,
+    **speculating.config(KINDS[kind], 'eagle3', depth=depth, steps=STEPS),
     draft_vocab_size=R,
     eagle_aux_hidden_state_layer_ids=[2, 5, 9],
-    speculators_config=speculators.SpeculatorsConfig(
-      algorithm='eagle3',
-      proposal_methods=[proposal],
-      default_proposal_method='greedy',
-      verifier=verifier,
-    ),
     **flags,
   )
-  torch.manual_seed(0)
-  made = eagle3.Eagle3DraftModel(config)
-  with torch.no_grad():
-    for x in made.parameters():
-      drawn = torch.randn(x.shape)
-      drawn = 1 + 0.3 * drawn if x.ndim == 1 else 0.4 * drawn
-      x.copy_(drawn.bfloat16())
-  ids = np.sort(np.random.default_rng(0).choice(V, R, replace=False))
-  t2d = torch.zeros(V, dtype=torch.bool)
-  t2d[torch.tensor(ids)] = True
-  made.load_vocab_mappings(t2d, torch.tensor(ids - np.arange(R)))
-  return made.eval()
+  made = speculating.drawn(eagle3.Eagle3DraftModel, config)
+  speculating.map_ids(made)
+  return made
 
 
 def logits(made, tokens, features) -> np.ndarray:
@@ -115,12 +75,7 @@ def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
   for kind in KINDS:
     for name, flags in FLAGS.items():
       made, path = model(kind, flags), folder / f'{kind}_{name}'
-      shutil.rmtree(path, ignore_errors=True)
-      # Not of the model that runs: it would round the angles of RoPE too.
-      copy.deepcopy(made).bfloat16().save_pretrained(path)
-      (path / 'config.py').unlink()  # of code that nobody runs
-      settings = json.loads((path / 'config.json').read_text())
-      (path / 'config.json').write_text(json.dumps(settings, indent=1) + '\n')
+      speculating.save(made, path)
       out[path.name] = logits(made, *inputs())
   return out
 

@@ -1,7 +1,6 @@
 """Writes the golden MTP module with speculators.
 
-  pip install speculators==0.9.0  # elsewhere: it wants other versions of ours
-  python tests/io/golden/mtp/make.py
+  python -m tests.io.golden.mtp.make
 
 model.safetensors is a tiny random module as MiMo names it, which reads the
 state before the embedding; logits.npz has tokens [T], states [T, D] of them,
@@ -15,8 +14,11 @@ import pathlib
 import numpy as np
 import safetensors.numpy
 
+from tests.io.golden import speculating
+from tests.io.golden.speculating import D, V
+
 HERE = pathlib.Path(__file__).parent
-T, D, V = 11, 16, 40
+T = 11
 
 
 def inputs():
@@ -31,46 +33,17 @@ def inputs():
 
 def model():
   """A random MTPDraftModel."""
-  import speculators
   import torch
-  import transformers
   from speculators.models import mtp
-  from speculators.proposals import greedy
 
-  layers = transformers.Qwen3Config(
-    vocab_size=V,
-    hidden_size=D,
-    intermediate_size=24,
-    num_hidden_layers=1,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    rope_parameters=dict(rope_type='default', rope_theta=5000.0),
-  )
-  layers._attn_implementation = 'eager'
-  config = mtp.MTPSpeculatorConfig(
-    transformer_layer_config=layers,
-    speculators_config=speculators.SpeculatorsConfig(
-      algorithm='mtp',
-      proposal_methods=[greedy.GreedyTokenProposalConfig(speculative_tokens=1)],
-      default_proposal_method='greedy',
-      verifier=speculators.VerifierConfig(
-        name_or_path=None, architectures=['LlamaForCausalLM']
-      ),
-    ),
-  )
-  torch.manual_seed(0)
-  made, given = mtp.MTPDraftModel(config), inputs()
+  shared = speculating.config('Qwen3', 'mtp', depth=1, steps=1)
+  config = mtp.MTPSpeculatorConfig(**shared)
+  made = speculating.drawn(mtp.MTPDraftModel, config, rounded=False)
+  given = inputs()
   with torch.no_grad():
-    for x in made.parameters():
-      drawn = torch.randn(x.shape)
-      x.copy_(1 + 0.3 * drawn if x.ndim == 1 else 0.4 * drawn)
     made.embed_tokens.weight.copy_(torch.tensor(given['embed']))
     made.lm_head.weight.copy_(torch.tensor(given['head']))
-  return made.eval()
+  return made
 
 
 def make(folder: pathlib.Path) -> np.ndarray:
