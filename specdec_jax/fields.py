@@ -62,11 +62,6 @@ def setting(
   return dataclasses.field(default=default, metadata=about)
 
 
-def allowed(kind: Any, name: str) -> tuple[Any, ...]:
-  """The only values that a field of a settings dataclass may have."""
-  return kind.__dataclass_fields__[name].metadata['allowed']
-
-
 class Checked:
   """Base of a settings dataclass: checks every field on construction."""
 

@@ -152,7 +152,7 @@ class Setup:
 def reference(e: Setup, asked: str) -> build.LanguageModel:
   """What the target is compared with: its own source in the dtype `asked`, or a
   source, as float32."""
-  own = asked in fields.allowed(Target, 'dtype')
+  own = asked in convert.DTYPES
   changes = {'dtype': asked} if own else {'source': asked, 'dtype': 'float32'}
   target = dataclasses.replace(e.settings.target, **changes)
   if target.kernels == 'int8' and target.dtype not in convert.CODES:

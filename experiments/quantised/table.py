@@ -18,12 +18,12 @@ from absl import flags
 
 from experiments import page
 from experiments.quantised import render
-from specdec_jax import fields, program
+from specdec_jax import program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts, verdict
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.drafters import lm
 from specdec_jax.io import files
+from specdec_jax.models import convert
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -46,15 +46,10 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """True if every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  for flag, kind in (
-    (_TARGETS, settings_lib.Target),
-    (_DRAFTS, lm.Settings),
-  ):
-    allowed = fields.allowed(kind, 'dtype')
-    if unknown := [x for x in flag.value if x not in allowed]:
-      raise ValueError(
-        f'{flag.name}={",".join(unknown)}: allowed are {", ".join(allowed)}'
-      )
+  for flag in _TARGETS, _DRAFTS:
+    if unknown := {*flag.value} - {*convert.DTYPES}:
+      known = ', '.join(convert.DTYPES)
+      raise ValueError(f'{flag.name}={",".join(unknown)}: allowed are {known}')
   folder = program.open_workdir(_RESULTS.value)
   kept, sound = _kept(folder), True
   made_by = page.made_by()
@@ -65,8 +60,7 @@ def run() -> bool:
     # The pages that the targets before have written are no change.
     found = found._replace(machine=found.machine | made_by)
     kept[dtype] = page.plain({'weights': dtype, **found._asdict()})
-    order = fields.allowed(settings_lib.Target, 'dtype')
-    doc = {'runs': [kept[x] for x in order if x in kept]}
+    doc = {'runs': [kept[x] for x in convert.DTYPES if x in kept]}
     text = render.markdown(doc)
     page.save(folder, HERE, doc, text)
     if folder is not None:
