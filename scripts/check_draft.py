@@ -17,14 +17,14 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import printing, program
-from specdec_jax.drafters import dflash, eagle, medusa
+from specdec_jax.drafters import dflash, eagle, medusa, method
 from specdec_jax.io import load
 from specdec_jax.io.published import readings
 
 _TARGET = flags.DEFINE_string('target', '', 'the model to draft for')
 _DRAFT = flags.DEFINE_string('draft', '', 'folder or hf:org/name of a draft')
-_CHECKS = {'eagle': eagle.check, 'medusa': medusa.check, 'dflash': dflash.check}
-_DRAFTER = flags.DEFINE_enum('drafter', 'eagle', _CHECKS, 'what drafts with it')
+_FORMS = {'eagle': eagle.FORM, 'medusa': medusa.FORM, 'dflash': dflash.FORM}
+_DRAFTER = flags.DEFINE_enum('drafter', 'eagle', _FORMS, 'what drafts with it')
 _DTYPE = flags.DEFINE_string('dtype', 'stored', 'of the target')
 
 
@@ -33,9 +33,7 @@ def run() -> bool:
   if not _TARGET.value or not _DRAFT.value:
     raise ValueError('want --target=SOURCE and --draft=SOURCE')
   target = load.load(_TARGET.value, dtype=_DTYPE.value)
-  found = _CHECKS[_DRAFTER.value](target, _DRAFT.value)
-  if found is None:
-    raise ValueError(f'draft={_DRAFT.value}: give a folder or hf:org/name')
+  found = method.check(_FORMS[_DRAFTER.value], target, _DRAFT.value)
   shares = lambda x: ' '.join(f'{share:6.1%}' for share in x)
   print('agreement by place in a window, and reading')
   ordered = sorted(found.agreed.items(), key=lambda x: -sum(x[1]))

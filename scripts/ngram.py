@@ -25,7 +25,9 @@ _CORPUS = flags.DEFINE_list(
   'corpus', [], 'text files to count; empty: topics of the Python manual'
 )
 _OUTPUT = flags.DEFINE_string('output', '', 'file to write')
-_ORDER = flags.DEFINE_integer('order', 2, '2, or 1 for unigrams alone')
+_ORDER = flags.DEFINE_integer(
+  'order', 2, '2, or 1 for unigrams alone', lower_bound=1, upper_bound=2
+)
 
 
 def run() -> bool:

@@ -287,7 +287,6 @@ class _Tried(NamedTuple):
 
   cache: Any
   accepted_B: Array
-  weights_BV: Array
   broken_B: Array
   window_BN: Array
   path_BK: Array | None
@@ -338,25 +337,27 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   )
   logits_BNV = target.head(weights.target, hidden_BND)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])
-  found = judge.judge(rule, context.sampling, noise, draft, logits_BNV)
+  accepted_B, path_BK, next_B, lost_BN = judge.judge(
+    rule, context.sampling, noise, draft, logits_BNV
+  )
   drafts_BN = jnp.pad(draft.tokens_BK, ((0, 0), (0, 1)))
   features_BNE = forward.concat(tapped) if drafter.taps else None
-  columns: Any = drafts_BN, found.lost_BN, features_BNE, logits_BNV
-  if found.path_BK is not None:
-    columns = tree.along(found.path_BK, *columns)
+  columns: Any = drafts_BN, lost_BN, features_BNE, logits_BNV
+  if path_BK is not None:
+    columns = tree.along(path_BK, *columns)
   drafts_BN, lost_BN, features_BNE, logits_BNV = columns
   index_1N = jnp.arange(width + 1)[None]
-  is_next_BN = index_1N == found.accepted_B[:, None]
-  window_BN = jnp.where(is_next_BN, found.next_B[:, None], drafts_BN)
+  is_next_BN = index_1N == accepted_B[:, None]
+  window_BN = jnp.where(is_next_BN, next_B[:, None], drafts_BN)
   # A NaN must end the row, not become a token. Rows after it do not count.
-  seen_BN = index_1N <= found.accepted_B[:, None]
+  seen_BN = index_1N <= accepted_B[:, None]
   broken_B = jnp.any(lost_BN & seen_BN, 1)
   likely = sampling_lib.logprobs(logits_BNV, window_BN, options.logprobs)
   spare = drafter.gamma - width
   widen = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
-  columns = window_BN, found.path_BK, *likely, features_BNE
-  kept = found.accepted_B, found.weights_BV, broken_B
-  return _Tried(cache, *kept, *jax.tree.map(widen, columns))
+  columns = window_BN, path_BK, *likely, features_BNE
+  columns = jax.tree.map(widen, columns)
+  return _Tried(cache, accepted_B, broken_B, *columns)
 
 
 def _commit(loop, request, state, info, draft, draft_state, tried):
@@ -390,7 +391,7 @@ def _commit(loop, request, state, info, draft, draft_state, tried):
   accepted_B, path_BK = tried.accepted_B, tried.path_BK
   most_B, reach_B = tree.levels(draft, accepted_B, path_BK)
   drafts = reach_B, accepted_B, emitted_B
-  outcome = types.Outcome(*drafts, tried.weights_BV, path_BK)
+  outcome = types.Outcome(*drafts, path_BK)
   draft_state = loop.drafter.commit(
     draft_state, context, outcome, tried.features_BNE
   )

@@ -18,15 +18,9 @@ NOWHERE = 1 << 30
 
 
 def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
-  """A cache of no tokens; an encoder has read the source into it.
+  """A cache of no tokens; an encoder has read the types.Source into it.
 
-  Args:
-    model, params: what will read.
-    rows, slots: of the cache.
-    source: a types.Source; None for a model without an encoder.
-
-  Raises:
-    ValueError: an encoder, and no source.
+  ValueError: an encoder, and no source.
   """
   if model.encode is not None and source is None:
     raise ValueError('the model has an encoder: every request needs a source')
@@ -55,8 +49,6 @@ def read(
   sees 0..3 and 0..4; row 1 writes slot 7, and its second token nowhere.
 
   Args:
-    model, params, cache: what reads.
-    tokens_BT: the tokens.
     start_B: index of the first one in its row; may be negative.
     slots: S of the cache; nothing is written outside 0 <= slot < slots.
     keep_BT: where false, nothing is written.
@@ -250,18 +242,11 @@ def prefill(
   The number of chunks is traced: prompts of every length share one program.
   The head is never applied.
 
-  Args:
-    model: the model, or a function of a chunk's indices [T] that makes it, for
-      one that reads more than tokens (models.eagle).
-    params: of the model.
-    tokens_BL: the prompts.
-    count_B: how many tokens of each row are read.
-    cache: of the model, with a slot for each token.
-    chunk: T of one model call.
-    taps: layers whose residual streams are returned.
+  model: or a function of a chunk's indices [T] that makes it, for one that
+    reads more than tokens (models.eagle).
+  cache: of the model, with a slot for each token.
 
-  Returns:
-    (cache, features_BLE), features None without taps.
+  Returns (cache, features_BLE), features None without taps.
   """
   prompt = model, params, tokens_BL
   reading = opened(*prompt, cache, chunk, taps)
@@ -284,14 +269,12 @@ def score(
   Called inside a jit, `chunk` tokens at a time: logits [B, L, V] are not held.
 
   Args:
-    readers: (model, params) of each model that reads the text.
     tokens_BL: the texts, prompts included.
     begin_B: the first token of each text that numbers are wanted of; of a chunk
       before all of them no logits are computed.
     end_B: where each text ends.
     columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at
       index_T, from the logits with which each reader predicts them.
-    source: what encoders read.
 
   Returns:
     The arrays of columns as float32 [B, L]. Indices before begin_B and at or
@@ -299,19 +282,21 @@ def score(
   """
   B, L = tokens_BL.shape
 
+  all_B = jnp.full(B, L)
+  pieces = [_piece(*x, tokens_BL, all_B, chunk, ()) for x in readers]
+
   def step(start, caches):
-    index_T = start + jnp.arange(chunk)
-    pairs = zip(readers, caches, strict=True)
-    found = [_hidden(*reader, tokens_BL, index_T, x) for reader, x in pairs]
+    pairs = zip(pieces, caches, strict=True)
+    found = [piece(start, cache) for piece, cache in pairs]
 
     def made():
       pairs = zip(readers, found, strict=True)
-      each = (model.head(params, x) for (model, params), (x, _) in pairs)
-      return [*columns(index_T + 1, *each)]
+      each = (model.head(params, x) for (model, params), (x, *_) in pairs)
+      return [*columns(start + jnp.arange(1, chunk + 1), *each)]
 
     wanted = start + chunk >= jnp.min(begin_B)
     new = once(wanted, lambda _: made(), blank(made))
-    return new, [cache for _, cache in found]
+    return new, [cache for *_, cache in found]
 
   def body(start, carry):
     caches, out = carry
@@ -325,21 +310,6 @@ def score(
   out = [jnp.zeros((B, L + chunk + 1)) for _ in range(count)]
   _, (_, out) = _by_chunks(body, (caches, out), chunk, jnp.max(end_B) - 1)
   return [x_BP[:, :L] for x_BP in out]
-
-
-def _hidden(model, params, tokens_BL, index_T, cache):
-  """(hidden states, cache) of the tokens at index_T, those before it read."""
-  B, L = tokens_BL.shape
-  hidden_BTD, _, cache = read(
-    model,
-    params,
-    at(tokens_BL, index_T),
-    jnp.full((B,), index_T[0]),
-    cache,
-    slots=L,
-    keep_BT=jnp.broadcast_to(index_T < L, (B, len(index_T))),
-  )
-  return hidden_BTD, cache
 
 
 def once(flag: Array, function, carry):

@@ -54,10 +54,7 @@ def probabilities(
   Applies temperature, then top-k, then top-p. Temperature 0 gives a one-hot at
   the first maximum. Ties at a cut are kept. A step that no row uses is skipped.
 
-  Args:
-    logits_BNV: before temperature.
-    sampling: settings of each row.
-    best: the largest logits, [B, N, 1], if they are known.
+  best: the largest logits, [B, N, 1], if they are known.
   """
   wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
   x = logits_BNV.astype(wide)
@@ -258,16 +255,11 @@ def noise(
   were accepted is evidence about the later ones, and the next window would
   draw those same tokens again.
 
-  Args:
-    seed_B, request_B: uint32, the seed and number of each request.
-    lengths_B: committed tokens of each row.
-    sampling: the settings of each row.
-    gamma: draft tokens in a window.
-    coupled: drafts draw with the noise of the token emitted at their index.
-    siblings: see types.Rule.
-
   Children are keyed by their parent + 1: of a chain in a tree the same draws;
   of independent siblings the first, and the others have keys of their own.
+
+  seed_B, request_B: uint32. coupled: drafts draw with the noise of the token
+  emitted at their index. siblings: see types.Rule.
   """
   pick = functools.partial(draw, sampling)
   each = jax.vmap(_fold, (1, None), 1)

@@ -192,14 +192,12 @@ class Outcome(NamedTuple):
   emitted_B: tokens committed: accepted_B + 1, or fewer where a stop id or the
     limit cut the window; 0 for a row that had finished or whose logits were
     not finite.
-  weights_BV: the unnormalised distribution the last token was drawn from.
   path_BK: as Verdict's.
   """
 
   verified_B: Array
   accepted_B: Array
   emitted_B: Array
-  weights_BV: Array
   path_BK: Array | None = None
 
 
@@ -304,7 +302,6 @@ class Drafter(NamedTuple):
     along the last axis, are the features.
   exit: how many of the target's layers propose has run over the window, in the
     target's own cache; verification starts after them, from Draft.residual_BND.
-  stops: whether a window may end before gamma where confidence is low.
   tree: of windows that are trees, the nodes that are drafted of each level,
     gamma in all; or more, of which the likeliest are proposed.
   """
@@ -316,7 +313,6 @@ class Drafter(NamedTuple):
   commit: Callable[..., Any]
   taps: tuple[int, ...] = ()
   exit: int = 0
-  stops: bool = False
   tree: tuple[int, ...] = ()
 
   def __repr__(self) -> str:

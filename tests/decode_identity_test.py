@@ -12,7 +12,7 @@ from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup
 from specdec_jax.models import lm
-from specdec_jax.verify import coupled, reject
+from specdec_jax.verify import reject
 from tests import fakes
 
 V, GAMMA, NEW, L, B = 13, 3, 20, 48, 8
@@ -79,46 +79,6 @@ def test_text_is_plain_decodings(world, kind, rule):
   assert accepted > 0
   if kind in ('lm', 'scripted'):  # the last draft was the target's own
     assert tried == accepted
-
-
-def test_a_draft_equal_to_the_target_is_never_refused(world):
-  model, target, other, request = world
-  warm = request.sampling._replace(
-    temperature_B=np.full(B, 0.8), top_p_B=np.full(B, 0.9)
-  )
-  drafter = lm_drafter.make(model, gamma=GAMMA)
-  programs = decode.programs(model, drafter, reject.RULE)
-  same, differs = (
-    programs.generate(
-      types.Weights(target, draft), request._replace(sampling=warm)
-    ).info
-    for draft in (target, other)
-  )
-  np.testing.assert_array_equal(same.tried_BK, same.accepted_BK)
-  wanted = [0] * GAMMA + [NEW // (GAMMA + 1)]
-  assert same.hist_BN.tolist() == [wanted] * B
-  assert np.sum(differs.tried_BK) > np.sum(differs.accepted_BK)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'rule', [reject.RULE, coupled.RULE], ids=lambda r: r[0]
-)
-def test_proposing_nothing_is_plain_decoding_bit_for_bit(x64, rule):
-  model = fakes.table_model(V)
-  weights = types.Weights(fakes.table(0, V))
-  request = fakes.request(
-    fakes.prompts(6, vocab=V), NEW, vocab=V, length=L, temperature=0.9
-  )
-  text = decode.programs(model, decode.PLAIN, rule).generate(weights, request)
-  nothing = (np.zeros((6, L), np.int32),) * 2
-  # Wide windows, so that it is not the narrow body that does it.
-  options = decode.Options(widths=())
-  programs = decode.programs(model, scripted.make(gamma=2), rule, options)
-  out = programs.generate(weights._replace(draft=nothing), request)
-  check_same(out, text)
-  assert int(out.info.proposed_BK.sum()) == 0
-  np.testing.assert_array_equal(out.info.origin_BL, text.info.origin_BL)
 
 
 def test_plain_decoding_is_a_loop_over_single_draws(x64):

@@ -226,28 +226,6 @@ def test_an_empty_residual_falls_back_to_the_target(x64):
       assert text[i] == jnp.argmax(fakes.row_of(weights.target, text[:i]))
 
 
-@pytest.mark.slow
-def test_a_sampled_row_alone_says_what_it_says_among_others():
-  """Residuals with zeros, one row or four: nothing is summed over rows."""
-  world = base.tables(6)
-  pair = base.Pair(reject.RULE, *load.RECIPES['lm'](world, 2))
-  prompts = base.ragged_prompts(4, 6, 3)
-
-  def texts(rows):
-    request = base.make_request(
-      world,
-      [prompts[b] for b in rows],
-      40,
-      length=52,
-      gamma=2,
-      temperature=1.0,
-      request=rows,
-    )
-    return base.texts(base.run(world, pair, request))
-
-  assert texts([0, 1, 2, 3]) == [texts([b])[0] for b in range(4)]
-
-
 @pytest.mark.more
 def test_programs_used_long_ago_are_let_go(monkeypatch):
   """Compiled code stays mapped for as long as its program is kept."""

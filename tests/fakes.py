@@ -96,10 +96,10 @@ def wild(config, seed):
   return jax.tree.map(lambda x: 3 * x, lm.init(config, seed))
 
 
-def matmul_flops(jaxpr, turns: int = 1) -> int:
+def matmul_flops(jaxpr, turns) -> int:
   """2 x multiplications of every dot_general, scans counted by length.
 
-  turns: how often the body of a while loop is counted.
+  turns: how often the body of each while loop with some is counted.
   """
   total = 0
   for eqn in jaxpr.eqns:
@@ -110,9 +110,8 @@ def matmul_flops(jaxpr, turns: int = 1) -> int:
       inner = np.prod([shape[i] for i in over], dtype=int)
       total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(inner)
       continue
-    times = {'scan': params.get('length'), 'while': turns}.get(name, 1)
-    for inner in params.values():
-      inner = getattr(inner, 'jaxpr', inner)
-      if hasattr(inner, 'eqns'):
-        total += times * matmul_flops(inner, turns)
+    inners = [getattr(x, 'jaxpr', x) for x in params.values()]
+    own = sum(matmul_flops(x, turns) for x in inners if hasattr(x, 'eqns'))
+    times = params.get('length', 1) if name == 'scan' else 1
+    total += own * (next(turns) if own and name == 'while' else times)
   return total

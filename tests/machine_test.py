@@ -1,5 +1,7 @@
 """Reads of memory: how often a call of an accelerator repeats them."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,7 +14,8 @@ def test_every_turn_of_an_accelerators_read_is_needed():
   x_1K, w_KN = jnp.ones((1, 32)), jnp.ones((32, 64))
   turns = jax.make_jaxpr(machine._turns, static_argnums=0)
   jaxpr = turns(machine.matvec, x_1K, w_KN).jaxpr
-  assert fakes.matmul_flops(jaxpr, machine.TURNS) == machine.TURNS * 2 * 32 * 64
+  found = fakes.matmul_flops(jaxpr, itertools.repeat(machine.TURNS))
+  assert found == machine.TURNS * 2 * 32 * 64
   # The compiler cannot know that each turn begins with a 1.
   assert machine._turns(machine.matvec, x_1K, w_KN) == 1
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from specdec_jax import decode, pool, sampling, types
 from specdec_jax.certify import base, load
-from specdec_jax.drafters import lm
+from specdec_jax.drafters import branch, lm
 from specdec_jax.verify import chain, reject
 
 
@@ -34,11 +34,11 @@ def _wrong_residual(right, noise, draft, p_BNV):
 
 
 def _of_draft(change):
-  """Fault.wrong of lm.chain. change: (draft, context) -> Draft."""
+  """Fault.wrong of branch.draft. change: (draft, context) -> Draft."""
 
-  def wrong(right, first, extend, memory, context, gamma):
-    memory, draft = right(first, extend, memory, context, gamma)
-    return memory, draft if draft.q_BKV is None else change(draft, context)
+  def wrong(right, context, *rest, **how):
+    draft, cache = right(context, *rest, **how)
+    return draft if draft.q_BKV is None else change(draft, context), cache
 
   return wrong
 
@@ -71,11 +71,12 @@ def _reused_noise(right, noise, *rest):
   return right(types.Noise(None, next_of, noise.next), *rest)
 
 
-def _hole(right, setup, params, context, cache, tokens_BT, start_B, keep_BT):
+def _hole(right, context, start_B, size):
+  tokens_BT, index_BT = right(context, start_B, size)
   # A window begins with the last two tokens.
-  if tokens_BT.shape[1] == 2:
-    keep_BT = keep_BT & jnp.array([[False, True]])
-  return right(setup, params, context, cache, tokens_BT, start_B, keep_BT)
+  if size == 2:
+    tokens_BT = jnp.repeat(tokens_BT[:, 1:], 2, 1)
+  return tokens_BT, index_BT
 
 
 def _one_key(right, seed_B, request_B, index_B):
@@ -92,29 +93,29 @@ def _kept_stops(right, held, began, where_B):
   return request._replace(stop_BX=held[0].stop_BX), *rest
 
 
-CHAIN = lm, 'chain'  # makes a draft
+DRAFT = branch, 'draft'
 FAULTS: dict[str, Fault] = {
   'wrong-residual': Fault(
     'after a rejection the next token is drawn from p, not from max(p - q, 0)',
     'window-distribution', (reject, 'verify'), _wrong_residual),
   'stale-q': Fault(
     'the drafter reports the q of the step before',
-    'windows-enumerated', CHAIN, _of_draft(stale_q)),
+    'windows-enumerated', DRAFT, _of_draft(stale_q)),
   'flat-q': Fault(
     'the drafter reports a flat q from the fourth draft on',
-    'long-rows', CHAIN, _of_draft(flat_q)),
+    'long-rows', DRAFT, _of_draft(flat_q)),
   'cut': Fault(
     'a window ends before the first draft that was unlikely',
-    'windows-enumerated', CHAIN, _of_draft(cut)),
+    'windows-enumerated', DRAFT, _of_draft(cut)),
   'neighbour': Fault(
     'how many drafts are proposed depends on another row of the batch',
-    'invariance', CHAIN, _of_draft(_neighbour)),
+    'invariance', DRAFT, _of_draft(_neighbour)),
   'reused-noise': Fault(
     'drafts are drawn with the noise of the token that is emitted',
-    'windows-enumerated', (lm, 'draw'), _reused_noise),
+    'windows-enumerated', (branch, 'draw'), _reused_noise),
   'cache-hole': Fault(
     'the draft does not read the token before the last',
-    'greedy-identity', (lm._Setup, 'read'), _hole),
+    'greedy-identity', (lm, 'span'), _hole),
   'one-key': Fault(
     'every emitted token of a request is drawn with the same noise',
     'joint-distribution-tables', (sampling, 'next_keys'), _one_key),
@@ -163,7 +164,6 @@ def _planted(fault: Fault) -> Iterator[None]:
   module, name = fault.where
   right = getattr(module, name)
   jax.clear_caches()
-  # A function, which becomes a method of a class too.
   setattr(module, name, lambda *args, **more: fault.wrong(right, *args, **more))
   try:
     yield

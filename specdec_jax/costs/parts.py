@@ -130,7 +130,7 @@ def propose_along(
     draft, state, cache = _propose(
       loop, weights, request, state, context, cache
     )
-    outcome = _token(context.live_B, loop.target.vocab)
+    outcome = _token(context.live_B)
     state = drafter.commit(state, at(i + 1), outcome, after_BNE)
     index_B = jnp.where(context.live_B, context.lengths_B, L)
     token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
@@ -162,11 +162,10 @@ def _propose(loop: decode.Loop, weights, request, state, context, cache):
   return loop.drafter.propose(weights, state, context, noise, cache)
 
 
-def _token(live_B, vocab: int) -> types.Outcome:
+def _token(live_B) -> types.Outcome:
   """Of a window in which nothing is tested: live rows go on by a token."""
   one_B = live_B.astype(jnp.int32)
-  none_B, none_BV = jnp.zeros_like(one_B), jnp.zeros((len(one_B), vocab))
-  return types.Outcome(none_B, none_B, one_B, none_BV)
+  return types.Outcome(0 * one_B, 0 * one_B, one_B)
 
 
 def has_q(engine, group) -> bool:

@@ -55,6 +55,8 @@ def begin(
     params = eagle.init(_masters(config), seed)
   else:
     draft = draft_file.read_eagle(student.source)
+    file = draft_file.EAGLE, student.source
+    draft_file.check_tokenizer(*file, draft.about, target)
     draft_file.fit_eagle(draft, student.source, target)
     if (taps, student.vocabulary) != (draft.taps, len(draft.ids)):
       raise ValueError(

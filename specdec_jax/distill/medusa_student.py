@@ -23,8 +23,6 @@ from specdec_jax.models import lm
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
-_KIND = draft_file.Kind('medusa', medusa_heads.FORM)
-
 
 def begin(
   student: sections.Student,
@@ -99,7 +97,7 @@ def _write(
   }
   files.write(folder / 'config.json', json.dumps(facts, indent=2))
   path = folder / medusa_heads.FILE
-  draft_file.write(_KIND, path, medusa_heads.stored_as(heads), about)
+  draft_file.write('medusa', path, medusa_heads.stored_as(heads), about)
 
 
 def ahead(

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from specdec_jax import fields, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.drafters import branch, hybrid, lm, lookup, method
+from specdec_jax.io import files
 
 WRAPS = 2
 
@@ -31,12 +31,6 @@ DECAY = 0.96
 class Settings(fields.Checked):
   drafter: object = fields.setting(
     'hybrid', help='whose windows; its own section configures it'
-  )
-  scope: str = fields.setting(
-    'row',
-    allowed=('row', 'batch'),
-    help='what is best for a sampled row, or for the batch: text sampled under '
-    'reject and block then depends on it; greedy rows always choose together',
   )
   costs: str | os.PathLike | Mapping = fields.setting(
     '', help='measured costs, or their JSON file; empty: measured at the start'
@@ -72,17 +66,11 @@ def for_target(
   Of a hybrid each part is sized, by what it alone has accepted: where a match
   of lookup has not paid, the other one drafts.
 
-  Args:
-    target, gamma, chunk: not read; `inner` was made for them.
-    settings: costs and scope.
-    inner: the method.
-
-  Raises:
-    ValueError: costs that are missing or damaged.
+  ValueError for costs that are missing or damaged.
   """
   del target, gamma, chunk
   parts = inner.parts or (inner,)
-  drafters = [make(x.drafter, scope=settings.scope) for x in parts]
+  drafters = [make(x.drafter) for x in parts]
   drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
   return method.Method(
     drafter._replace(name='adaptive'),
@@ -95,29 +83,19 @@ def for_target(
 def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
   if isinstance(costs, Mapping):
     return costs
-  try:
-    found = json.loads(pathlib.Path(costs).read_text('utf-8'))
-    if isinstance(found, dict):  # or a file of bench.py, which has more
-      found = found.get('costs', found)
-    if not isinstance(found, dict) or 'verify' not in found:
-      raise ValueError('has no costs of windows')
-  except (OSError, ValueError) as error:
-    why = fields.first_line(error)
-    raise ValueError(f'adaptive.costs={costs}: {why}') from error
+  found = files.read_json(pathlib.Path(costs), {})
+  found = found.get('costs', found)  # a file of bench.py has more
+  if not isinstance(found, dict) or 'verify' not in found:
+    raise ValueError(f'adaptive.costs={costs}: has no costs of windows')
   return found
 
 
 def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
-  """weights.draft of the drafter of for_target.
+  """weights.draft of the drafter of for_target, which is around `parts`.
 
-  Args:
-    parts: its drafters: method.Method.parts.
-    costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
-      drafts: 'verify', and under its name for each drafter; under 'few' the
-      same for fewer rows, by how many.
-
-  Raises:
-    ValueError: a name is missing, or has too few numbers.
+  costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
+    drafts: 'verify', and under its name for each drafter; under 'few' the same
+    for fewer rows, by how many. ValueError if some are missing.
   """
   few = costs.get('few', {}).items()
   made = tuple(
@@ -176,7 +154,7 @@ class State(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
-def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
+def make(drafter: types.Drafter) -> types.Drafter:
   """The drafter, proposing in each window as many tokens as pay.
 
   That is the j from 0 to gamma with the largest E[tokens] / cost, with the
@@ -195,9 +173,7 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
   changes, take the j with the largest sum of E over the live rows, and again
   when it is known which of them found a draft.
 
-  Args:
-    drafter: any; weights.draft is Params of it.
-    scope: 'batch': sampled rows choose with their batch too.
+  weights.draft is Params of the drafter.
   """
 
   def init(weights, context, features):
@@ -217,19 +193,18 @@ def make(drafter: types.Drafter, *, scope: str = 'row') -> types.Drafter:
       state.hoped_B,
     )
 
-  propose = functools.partial(_propose, drafter, scope)
-  return drafter._replace(init=init, propose=propose, commit=commit, stops=True)
+  propose = functools.partial(_propose, drafter)
+  return drafter._replace(init=init, propose=propose, commit=commit)
 
 
-def _propose(drafter, scope, weights, state, context, noise, target_cache):
+def _propose(drafter, weights, state, context, noise, target_cache):
   ranked = branch.is_ranked(drafter)
   greedy_B = sampling_lib.is_greedy(context.sampling)
-  shared_B = greedy_B | (scope == 'batch')
   verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
   best = functools.partial(_best, drafter, state)
   if ranked:  # How many are worth it is seen when all are drafted.
     draft_BN = draft_BN.at[:, 1:].set(draft_BN[:, -1:])
-  most_B = best(context, verify_BN + draft_BN, shared_B)
+  most_B = best(context, verify_BN + draft_BN, greedy_B)
   if ranked:
     most_B = jnp.where(most_B > 0, context.gamma_B, 0)
   asked = context._replace(gamma_B=most_B), noise, target_cache
@@ -237,7 +212,7 @@ def _propose(drafter, scope, weights, state, context, noise, target_cache):
   draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
   count_B = jnp.minimum(draft.count_B, most_B)
   found = context._replace(gamma_B=count_B)
-  pays_B = best(found, verify_BN, shared_B, draft.worth_BK)
+  pays_B = best(found, verify_BN, greedy_B, draft.worth_BK)
   known = draft.worth_BK is not None
   count_B = jnp.where(greedy_B | known, pays_B, count_B)
   # A lookup that finds nothing learns nothing.

@@ -1,4 +1,4 @@
-"""Growing a tree of drafts, a level at a time.
+"""Drafting a window: a chain, or a tree that grows a level at a time.
 
 X: the nodes of a level; M: those of the level before it.
 """
@@ -51,7 +51,7 @@ def levels_of(tree: str) -> tuple[int, ...]:
 
 
 def settings_of(tree: str) -> dict[str, Any]:
-  """What a drafter that can draft either is made with."""
+  """Arguments of `draft`."""
   return dict(levels=levels_of(tree), best=best_of(tree))
 
 
@@ -208,42 +208,106 @@ def sees(parents_BX: Array, above_BMN: Array, begin: int) -> Array:
   return seen_BXN | jnp.eye(X, N, begin, dtype=bool)[None]
 
 
-class Draw(NamedTuple):
-  """How the trees of a drafter are drawn.
-
-  levels: how many nodes each has.
-  read: (cache, tokens_BX, hidden_BXD, tree, begin) -> (hidden_BXD, cache):
-    reads the nodes of a level, after the states of their parents; tree and
-    begin as of forward.read.
-  logits: (hidden_BXD, depth) -> what may follow nodes of this depth, as in
-    grow.
-  best: how many are proposed, the likeliest; 0: all.
-  """
-
-  levels: tuple[int, ...]
-  read: Callable[..., Any]
-  logits: Callable[[Array, int], Any]
-  best: int = 0
+# --- windows ------------------------------------------------------------------
 
 
 def draft(
-  draw: Draw,
   context: types.Context,
   noise: types.Noise,
   cache: Any,
   first: Callable[..., Any],
+  read: Callable[..., Any],
+  logits: Callable[..., Any],
+  *,
+  gamma: int,
+  levels: tuple[int, ...] = (),
+  best: int = 0,
+  least: float = 0.0,
 ) -> tuple[types.Draft, Any]:
-  """Grows a tree; (types.Draft, cache). Levels that no row wants cost nothing.
+  """Drafts a chain, or a tree if it has levels; (types.Draft, cache).
+
+  What no row wants costs nothing.
 
   Args:
-    draw: of the drafter.
     context, noise: as for types.Drafter.propose.
     cache: the draft's.
-    first: cache -> (hidden_BD, cache): the draft's state after the last
-      committed token.
+    first: cache -> (hidden_BXD, cache): the draft's state after the last
+      committed token, X = 1.
+    read: (cache, tokens_BX, hidden_BXD, start_B, **tree) -> (hidden_BXD,
+      cache): reads tokens of one depth after the states of those before them;
+      start_B, and of a tree `tree` and `begin`, as of forward.read.
+    logits: (hidden_BXD, depth) -> what may follow tokens of this depth;
+      eagle.Logits, or [B, X, V]. In a chain depth is traced.
+    gamma: drafts of a window.
+    levels: the nodes of each level.
+    best: of a tree, how many nodes are proposed, the likeliest; 0: all.
+    least: of a chain, the confidence below which a row stops; see lm.make.
   """
-  levels, B = draw.levels, len(context.lengths_B)
-  N = sum(levels) + 1
+  how = context, noise, cache, first, read, logits
+  return _tree(*how, levels, best) if levels else _chain(*how, gamma, least)
+
+
+def draw(noise, context, logits: eagle.Logits, offset) -> tuple[Array, Any]:
+  """(token_B, q_BV) of a draft token; q_BV is None where all rows are greedy.
+
+  logits: the draft's, [B, 1, R]. offset: of the token in its window.
+  """
+  sampling = context.sampling
+  best_B11 = jnp.max(logits.some, -1, keepdims=True)
+  if sampling.temperature_B is None:
+    first_B11 = sampling_lib.first_of(logits.some, best_B11)
+    return logits.id_of(first_B11[:, 0, 0]), None
+  q_BV = sampling_lib.probabilities(logits.whole(), sampling, best_B11)[:, 0]
+  return noise.draft(offset, q_BV), q_BV
+
+
+def _chain(context, noise, cache, first, read, logits, gamma: int, least):
+  """A loop in the program: compile time does not grow with gamma."""
+  wants = lambda offset: context.live_B & (offset < context.gamma_B)
+
+  def drawn(memory, going_B, offset):
+    after = eagle.every(logits(memory[0], offset))
+    going_B &= wants(offset)
+    if least:
+      going_B &= _confidence(after.some[:, 0]) >= least
+    return memory, going_B, draw(noise, context, after, offset)
+
+  begin = lambda cache: drawn(first(cache), wants(0), 0)
+  (hidden_BXD, _), *rest = forward.blank(begin, cache)
+  memory, going_B, made = forward.once(
+    jnp.any(wants(0)),
+    lambda turn: begin(turn[0][1]),
+    ((hidden_BXD, cache), *rest),
+  )
+  # None, of certain drafts, stays.
+  room = lambda x: jnp.zeros((gamma, *x.shape), x.dtype).at[0].set(x)
+  made = jax.tree.map(room, made)
+
+  def body(carry):
+    offset, (hidden_BXD, cache), going_B, made, count_B = carry
+    last_B1 = made[0][offset - 1][:, None]
+    at_B = context.lengths_B + offset - 1
+    memory = read(cache, last_B1, hidden_BXD, at_B)
+    memory, going_B, new = drawn(memory, going_B, offset)
+    put = lambda all_KB, x_B: all_KB.at[offset].set(x_B)
+    made = jax.tree.map(put, made, new)
+    return offset + 1, memory, going_B, made, count_B + going_B
+
+  carry = jnp.int32(1), memory, going_B, made, going_B.astype(jnp.int32)
+  going = lambda carry: jnp.any(carry[2] & wants(carry[0]))
+  _, memory, _, made, count_B = jax.lax.while_loop(going, body, carry)
+  tokens_BK, q_BKV = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), made)
+  return types.Draft(tokens_BK, q_BKV, count_B), memory[1]
+
+
+def _confidence(logits_BV: Array) -> Array:
+  """The largest probability at temperature 1: [B]."""
+  best_B1 = jnp.max(logits_BV, -1, keepdims=True)
+  return 1 / jnp.sum(jnp.exp(logits_BV - best_B1), -1)
+
+
+def _tree(context, noise, cache, first, read, logits, levels, best: int):
+  N, B = sum(levels) + 1, len(context.lengths_B)
   depths = np.repeat(np.arange(len(levels) + 1), (1, *levels))
   depth_BN = jnp.broadcast_to(jnp.asarray(depths, jnp.int32)[None], (B, N))
   sees_BXN = jnp.broadcast_to((jnp.arange(N) == 0)[None, None], (B, 1, N))
@@ -252,17 +316,16 @@ def draft(
   def grown(depth: int, above: Level, above_BMD, turn):
     cache = turn[0]
     if not depth:
-      hidden_BD, cache = first(cache)
-      hidden_BXD = hidden_BD[:, None]
+      hidden_BXD, cache = first(cache)
     else:
       parents_BXD = jnp.take_along_axis(above_BMD, above.of_BX[..., None], 1)
-      nodes = above.tokens_BX, parents_BXD, (depth_BN, sees_BXN)
-      hidden_BXD, cache = draw.read(cache, *nodes, number)
-    after = draw.logits(hidden_BXD, depth)
+      nodes = above.tokens_BX, parents_BXD, context.lengths_B - 1
+      shape = dict(tree=(depth_BN, sees_BXN), begin=number)
+      hidden_BXD, cache = read(cache, *nodes, **shape)
+    after = logits(hidden_BXD, depth)
     sizes = dict(first=number - 1, depth=depth, count=levels[depth])
     on = noise, context.sampling, above, after
-    new = grow(*on, **sizes, certain=draw.best > 0)
-    return cache, hidden_BXD, new
+    return cache, hidden_BXD, grow(*on, **sizes, certain=best > 0)
 
   for depth, above in enumerate([1, *levels[:-1]]):
     if depth:
@@ -270,7 +333,7 @@ def draft(
     turn = functools.partial(grown, depth, level, hidden_BXD)
     # The nodes of this level come after those of the levels before.
     room_B = context.gamma_B > number + above - 1
-    if draw.best:
+    if best:
       room_B = _enters(context.gamma_B, level, made)
     empty = forward.blank(turn, (cache,))[1:]
     cache, hidden_BXD, level = forward.once(
@@ -280,8 +343,8 @@ def draft(
     number += above
   whole = jax.tree.map(lambda *x: jnp.concatenate(x, 1), *made)
   shape = dict(parents_BK=whole.parents_BX, proposed_BK=whole.ok_BX)
-  if draw.best:
-    whole, shape = _best(whole, draw.best)
+  if best:
+    whole, shape = _best(whole, best)
   drafts = whole.tokens_BX, whole.q_BXV, context.gamma_B
   return types.Draft(*drafts, **shape), cache
 

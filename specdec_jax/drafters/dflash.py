@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import fields, forward, types
+from specdec_jax.drafters import branch, method
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.drafters import medusa, method
 from specdec_jax.io import load
 from specdec_jax.io.published import dflash_folder, eagle_folder, readings
 from specdec_jax.models import eagle
@@ -30,20 +29,10 @@ class Settings(method.Published):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with a published draft, replicated over the mesh.
-
-  Raises:
-    ValueError: a draft that does not fit the target, or of shorter blocks.
-  """
-  whole = method.whole(target)
-  put, source = whole and whole.sharding(), settings.source
-  found = check(target, source, put) if settings.check == 'auto' else None
-  reading = readings.judge(f'dflash {source}', target, found)
-  stamp = eagle_folder.stamp(dflash_folder.find(source))
-  blocks, params = target.once(
-    ('dflash', reading, *stamp),
-    lambda: dflash_folder.fit(source, target, put, reading),
-  )
+  """Drafts with a published draft, replicated over the mesh."""
+  whole, source = method.whole(target), settings.source
+  put = whole and whole.sharding()
+  blocks, params = method.published(FORM, target, settings, put)
   if gamma > (most := blocks.size - blocks.first):
     raise ValueError(
       f'dflash {source}: drafts {most} tokens in a block, and gamma='
@@ -53,34 +42,10 @@ def for_target(
     blocks,
     target.model,
     gamma=gamma,
-    min_confidence=settings.min_confidence,
     chunk=chunk,
     constrain=whole and whole.constrain,
   )
   return method.Method(drafter, params, view(blocks, target.model))
-
-
-def check(
-  target: load.LanguageModel, source: str | os.PathLike, put=None
-) -> readings.Result:
-  """How a published draft agrees with a target.
-
-  put: the sharding of the draft's parameters.
-  """
-  folder = dflash_folder.find(source)
-
-  def drafter(reading: readings.Reading):
-    blocks, params = dflash_folder.fit(source, target, put, reading)
-    gamma = min(readings.DRAFTS, blocks.size - 1)
-    return make(blocks, target.model, gamma=gamma), params
-
-  return readings.find(
-    target,
-    ('dflash', *eagle_folder.stamp(folder)),
-    lambda: eagle_folder.digest(folder),
-    lambda: dflash_folder.questions(source, target),
-    drafter,
-  )
 
 
 class State(NamedTuple):
@@ -105,24 +70,12 @@ def _block(blocks: eagle.Blocks, first_B: types.Array) -> types.Array:
   return masks_BT.at[:, 0].set(first_B)
 
 
-class _Setup(NamedTuple):
-  """The arguments of make."""
-
-  blocks: eagle.Blocks
-  target: types.Model
-  gamma: int
-  min_confidence: float
-  chunk: int
-  constrain: Callable[..., Any] | None
-
-
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
   blocks: eagle.Blocks,
   target: types.Model,
   *,
   gamma: int,
-  min_confidence: float = 0.0,
   chunk: int = 64,
   constrain: Callable[..., Any] | None = None,
 ) -> types.Drafter:
@@ -132,13 +85,10 @@ def make(
   with the last committed token, whose state the target has not computed yet.
   Laws do not depend on the window's drafts.
 
-  Args:
-    blocks: settings of the draft, of gamma drafts or more.
-    target: a model with `embed`, if the draft has no embedding of its own.
-    gamma, min_confidence, chunk: as in drafters.lm.make.
-    constrain: as in models.lm.make, for the draft's cache.
+  blocks: of gamma drafts or more. target: has `embed`, if the draft has no
+  embedding of its own. chunk: as in drafters.lm.make. constrain: as in
+  models.lm.make, for the draft's cache.
   """
-  setup = _Setup(blocks, target, gamma, min_confidence, chunk, constrain)
 
   def commit(state, context, outcome, features_BNE):
     return state._replace(
@@ -151,11 +101,10 @@ def make(
   return types.Drafter(
     'dflash',
     gamma,
-    functools.partial(_init, setup),
-    functools.partial(_propose, setup),
+    functools.partial(_init, blocks, target, gamma, chunk, constrain),
+    functools.partial(_propose, blocks, target, gamma),
     commit,
     taps=blocks.config.taps,
-    stops=min_confidence > 0,
   )
 
 
@@ -165,30 +114,31 @@ def _room(blocks: eagle.Blocks, length: int) -> int:
   return -(-(length + blocks.size) // 8) * 8
 
 
-def _init(setup: _Setup, weights, context, features_BLE):
-  (B, L), config = context.tokens_BL.shape, setup.blocks.config
+def _init(
+  blocks, target, gamma, chunk, constrain, weights, context, features_BLE
+):
+  (B, L), config = context.tokens_BL.shape, blocks.config
   # A prefill returns them in a wider dtype than verification does.
   features_BLE = features_BLE.astype(config.block.activations)
-  slots = _room(setup.blocks, L)
+  slots = _room(blocks, L)
   cache, _ = forward.prefill(
-    lambda at_T: eagle.reader(
-      config, setup.target, forward.at(features_BLE, at_T)
-    ),
+    lambda at_T: eagle.reader(config, target, forward.at(features_BLE, at_T)),
     weights.draft,
     jnp.pad(context.tokens_BL, ((0, 0), (0, slots - L))),
     context.lengths_B - 1,
-    eagle.init_cache(config, B, slots, setup.constrain),
-    chunk=setup.chunk,
+    eagle.init_cache(config, B, slots, constrain),
+    chunk=chunk,
   )
   none_B = jnp.zeros_like(context.lengths_B)
   blank_BNE = jnp.zeros_like(
-    features_BLE, shape=(B, setup.gamma + 1, config.features)
+    features_BLE, shape=(B, gamma + 1, config.features)
   )
   return State(cache, none_B, none_B, blank_BNE)
 
 
-def _propose(setup: _Setup, weights, state, context, noise, target_cache):
-  blocks, target, gamma, least, *_ = setup
+def _propose(
+  blocks, target, gamma, weights, state, context, noise, target_cache
+):
   config, params = blocks.config, weights.draft
   end_B = context.lengths_B - 1
   slots = _room(blocks, context.tokens_BL.shape[1])
@@ -202,7 +152,8 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
   )
   last_B1 = jnp.take_along_axis(context.tokens_BL, end_B[:, None], 1)
 
-  def laws(cache):
+  def first(cache):
+    """The logits of the whole block stand for the state of each draft."""
     hidden_BTH, _, cache = read(
       eagle.reader(config, target),
       tokens_BT=_block(blocks, last_B1[:, 0]),
@@ -211,48 +162,32 @@ def _propose(setup: _Setup, weights, state, context, noise, target_cache):
       keep_BT=context.live_B[:, None],
     )
     drafts_BKH = hidden_BTH[:, blocks.first :][:, :gamma]
-    return cache, eagle.logits(config, target, params, drafts_BKH).some
+    return eagle.logits(config, target, params, drafts_BKH).some, cache
 
-  going_B = context.live_B & (context.gamma_B > 0)
-  _, blank_BKR = forward.blank(laws, cache)
-  cache, some_BKR = forward.once(
-    jnp.any(going_B), lambda made: laws(made[0]), (cache, blank_BKR)
+  def logits(some_BKR, k):
+    some_B1R = jax.lax.dynamic_slice_in_dim(some_BKR, k, 1, 1)
+    return eagle.Logits(some_B1R, params.get('ids'), target.vocab)
+
+  stay = lambda cache, tokens_B1, some_BKR, start_B: (some_BKR, cache)
+  draft, cache = branch.draft(
+    context, noise, cache, first, stay, logits, gamma=gamma
   )
-
-  def draw(k, going_B):
-    some_B1R = some_BKR[:, k : k + 1]
-    logits = eagle.Logits(some_B1R, params.get('ids'), target.vocab)
-    return lm_drafter.draw(noise, context, least, logits, k, going_B)
-
-  draft = medusa.each(draw, going_B, context.gamma_B, gamma)
   return draft, state._replace(cache=cache), target_cache
 
 
 @functools.cache
 def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
-  """The draft as a separate model, to measure alpha teacher-forced.
+  """The draft as a model; see method.view.
 
-  At each token it reads a block that begins there. Its parameters are
-  weights.draft, its cache that of the target and its own.
+  At each token it reads a block that begins there.
   """
   config, size = blocks.config, blocks.size
 
-  def init_cache(rows: int, slots: int):
-    own = eagle.init_cache(config, rows, slots + size)
-    return target.init_cache(rows, slots), own
-
-  def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
-  ):
-    theirs, own = cache
-    _, tapped, theirs = target.apply(
-      params['target'],
-      *(tokens_BT, slots_BT, positions_BT, mask_BTS, theirs),
-      taps=config.taps,
-    )
+  def read(params, tokens_BT, at, features_BTE, own):
+    slots_BT, positions_BT, mask_BTS = at
     slots = mask_BTS.shape[-1]
     read = functools.partial(forward.read, params=params, slots=slots + size)
-    features_BTE = forward.concat(tapped).astype(config.block.activations)
+    features_BTE = features_BTE.astype(config.block.activations)
     _, _, own = read(
       eagle.reader(config, target, features_BTE),
       tokens_BT=tokens_BT,
@@ -272,12 +207,22 @@ def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
       return hidden_BSH[:, blocks.first]
 
     hidden_TBH = jax.lax.map(after, jnp.arange(tokens_BT.shape[1]))
-    return jnp.moveaxis(hidden_TBH, 0, 1), (), (theirs, own)
+    return jnp.moveaxis(hidden_TBH, 0, 1), own
 
-  def head(params, hidden):
-    return eagle.logits(config, target, params, hidden).whole()
+  init = lambda rows, slots: eagle.init_cache(config, rows, slots + size)
+  head = lambda params, x: eagle.logits(config, target, params, x).whole()
+  return method.view(target, config.taps, init, read, head)
 
-  return types.Model(apply, head, init_cache, target.vocab, target.context)
+
+FORM = method.Form(
+  'dflash',
+  lambda source: eagle_folder.paths(dflash_folder.find(source)),
+  dflash_folder.questions,
+  dflash_folder.fit,
+  lambda blocks, params, model: make(
+    blocks, model, gamma=min(readings.DRAFTS, blocks.size - 1)
+  ),
+)
 
 
 def recipe(world, gamma: int):

@@ -30,43 +30,27 @@ _FORMAT = 'specdec_jax {} 1'
 ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
 
 
-class Kind(NamedTuple):
-  """A kind of draft file.
-
-  name: of the drafter.
-  form: where such a file comes from, for error messages.
-  """
-
-  name: str
-  form: str
-
-
-LAYERS = Kind('lm', 'a file of scripts/distill.py, or zoo:NAME')
-EAGLE = Kind(
-  'eagle', 'a file of scripts/distill.py, zoo:NAME or a published draft'
-)
-NGRAM = Kind('ngram', 'a file of scripts/ngram.py')
+# Kinds of files, by the drafter; where they come from, for error messages.
+LAYERS, EAGLE, NGRAM = 'lm', 'eagle', 'ngram'
+FORMS = {
+  LAYERS: 'a file of scripts/distill.py, or zoo:NAME',
+  EAGLE: 'a file of scripts/distill.py, zoo:NAME or a published draft',
+  NGRAM: 'a file of scripts/ngram.py',
+}
 
 
 def write(
-  kind: Kind,
+  kind: str,
   path: str | os.PathLike,
   arrays: Mapping[str, np.ndarray],
   about: Mapping[str, Any],
 ) -> None:
-  """Writes a draft's file atomically.
+  """Writes a draft's file atomically; ValueError if it cannot be written.
 
-  Args:
-    kind: of the draft.
-    path: of the file.
-    arrays: by name.
-    about: facts; those that are not strings are written as JSON. They must
-      include 'tokenizer', the fingerprint of the target's tokenizer.
-
-  Raises:
-    ValueError: a path that cannot be written.
+  about: facts; those that are not strings are written as JSON. They must
+    include 'tokenizer', the fingerprint of the target's tokenizer.
   """
-  about = {**about, 'format': _format(kind)}
+  about = {**about, 'format': _FORMAT.format(kind)}
   facts = {k: x if type(x) is str else json.dumps(x) for k, x in about.items()}
   try:
     # safetensors writes a transposed array in the order of its memory.
@@ -79,32 +63,27 @@ def write(
     ) from error
 
 
-def find(kind: Kind, source: str | os.PathLike) -> pathlib.Path:
-  """The file of a source.
-
-  Raises:
-    ValueError: no such file.
-  """
+def find(kind: str, source: str | os.PathLike) -> pathlib.Path:
+  """The file of a source; ValueError if there is none."""
   scheme, _, name = os.fspath(source).partition(':')
   file = pathlib.Path(os.path.abspath(source))
   if scheme == 'zoo':
     known = sorted(x.parent.name for x in ZOO.glob('*/draft.safetensors'))
     if name not in known:
       have = ', '.join(known) or 'no draft yet'
-      raise ValueError(f'{kind.name} {source}: the zoo has {have}')
+      raise ValueError(f'{kind} {source}: the zoo has {have}')
     file = ZOO / name / 'draft.safetensors'
   if not file.is_file():
-    raise ValueError(f'{kind.name} {source}: no such file; give {kind.form}')
+    raise ValueError(f'{kind} {source}: no such file; give {FORMS[kind]}')
   return file
 
 
 def read(
-  kind: Kind, source: str | os.PathLike
+  kind: str, source: str | os.PathLike
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   """(arrays, facts) of a file; all facts are strings.
 
-  Raises:
-    ValueError: no such file, a file of another kind, or a damaged one.
+  ValueError: no such file, one of another kind, or a damaged one.
   """
   file = find(kind, source)
   try:
@@ -112,56 +91,54 @@ def read(
       about = opened.metadata() or {}
       arrays = {name: opened.get_tensor(name) for name in opened.keys()}
   except (OSError, safetensors.SafetensorError) as error:
-    raise _damaged(kind, source, error) from error
-  if (found := about.pop('format', '')) != _format(kind):
+    why = f'damaged, or not {FORMS[kind]}: {error}'
+    raise ValueError(f'{kind} {source}: {why}') from error
+  if (found := about.pop('format', '')) != _FORMAT.format(kind):
     made = re.fullmatch(_FORMAT.format(r'(\w+)'), found)
-    why = f'not {kind.form}'
+    why = f'not {FORMS[kind]}'
     if made:
       section = {'lm': 'draft'}.get(made[1], made[1])
       why = f'is a draft of {made[1]}: give it as {section}.source'
-    raise ValueError(f'{kind.name} {source}: {why}')
+    raise ValueError(f'{kind} {source}: {why}')
   return arrays, about
 
 
 def fitted(
-  kind: Kind,
+  kind: str,
   source: str | os.PathLike,
   target: load.LanguageModel,
   fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
 ) -> Any:
   """fit(arrays, facts) of a file; kept in the target, which it is for."""
-  file = find(kind, source)
-  key = kind.name, *files.stamp([file])
-  return target.once(key, lambda: fit(*read(kind, source)))
+  key = kind, *files.stamp([find(kind, source)])
+
+  def read_and_fit():
+    arrays, about = read(kind, source)
+    check_tokenizer(kind, source, about, target)
+    return fit(arrays, about)
+
+  return target.once(key, read_and_fit)
 
 
 def check_tokenizer(
-  kind: Kind, source, about: Mapping[str, Any], target: load.LanguageModel
+  kind: str, source, about: Mapping[str, Any], target: load.LanguageModel
 ) -> None:
   """Raises ValueError if a draft was made with another tokenizer."""
   if about.get('tokenizer') != target.tokenizer.fingerprint():
     raise ValueError(
-      f'{kind.name} {source}: made with another tokenizer than that of '
-      f'{target.tokenizer.source}; give {kind.form} for this target'
+      f'{kind} {source}: made with another tokenizer than that of '
+      f'{target.tokenizer.source}; give {FORMS[kind]} for this target'
     )
 
 
 _TRAIN = 'train one for this target with scripts/distill.py'
 
 
-def _check_shapes(kind: Kind, source, found, wanted) -> None:
+def _check_shapes(kind: str, source, found, wanted) -> None:
   """Raises ValueError for arrays that a target's draft lacks, or has not."""
   shapes = lambda arrays: {name: x.shape for name, x in arrays.items()}
-  where, who = f'{kind.name} {source}', 'drafts of this target'
+  where, who = f'{kind} {source}', 'drafts of this target'
   names.check(where, shapes(wanted), shapes(found), who, f'; {_TRAIN}')
-
-
-def _damaged(kind: Kind, source, why) -> ValueError:
-  return ValueError(f'{kind.name} {source}: damaged, or not {kind.form}: {why}')
-
-
-def _format(kind: Kind) -> str:
-  return _FORMAT.format(kind.name)
 
 
 # --- the layer of an EAGLE draft ---------------------------------------------
@@ -190,36 +167,22 @@ def write_eagle(path: str | os.PathLike, draft: Eagle) -> None:
 
 def read_eagle(source: str | os.PathLike) -> Eagle:
   """Reads a draft; ValueError if the file is missing or damaged."""
-  return _eagle(source, *read(EAGLE, source))
+  return _eagle(*read(EAGLE, source))
 
 
-def _eagle(source, arrays, about) -> Eagle:
-  try:
-    taps = tuple(json.loads(about.pop('taps')))
-    return Eagle(taps, arrays, arrays.pop('ids'), about)
-  except (KeyError, TypeError, json.JSONDecodeError) as error:
-    raise _damaged(EAGLE, source, error) from error
+def _eagle(arrays, about) -> Eagle:
+  taps = tuple(json.loads(about.pop('taps')))
+  return Eagle(taps, arrays, arrays.pop('ids'), about)
 
 
 def eagle_for(
-  source: str | os.PathLike, target: load.LanguageModel, put=None, reading=()
+  source: str | os.PathLike, target: load.LanguageModel, put=None
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """fit_eagle of a file, a published draft, or an untrained layer; once for
-  each target.
-
-  reading: of a published draft, see eagle_folder.fit.
-  """
+  """fit_eagle of a file or an untrained layer; once for each target."""
   if os.fspath(source).startswith('random:'):
     drawn = lambda: fit_eagle(_random(source, target), source, target, put)
     return target.once((EAGLE, os.fspath(source)), drawn)
-  if folder := eagle_folder.find(source):
-    where = f'eagle {source}'
-    key = EAGLE, reading, *eagle_folder.stamp(folder)
-    read = lambda: eagle_folder.fit(folder, where, target, put, reading=reading)
-    return target.once(key, read)
-  fit = lambda *content: fit_eagle(
-    _eagle(source, *content), source, target, put
-  )
+  fit = lambda *content: fit_eagle(_eagle(*content), source, target, put)
   return fitted(EAGLE, source, target, fit)
 
 
@@ -230,8 +193,7 @@ def _random(source, target: load.LanguageModel) -> Eagle:
     raise ValueError(f'eagle {source}: must be random:SEED, as in random:0')
   taps = (target.config.depth - 1,)
   layer = eagle.init(eagle.settings(target.config, taps), int(seed))
-  about = {'tokenizer': target.tokenizer.fingerprint()}
-  return Eagle(taps, jax.device_get(layer), np.arange(target.ids), about)
+  return Eagle(taps, jax.device_get(layer), np.arange(target.ids), {})
 
 
 def fit_eagle(
@@ -242,29 +204,21 @@ def fit_eagle(
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a draft for this target, on its devices.
 
-  Args:
-    draft: the content of a file.
-    source: of the file, for error messages.
-    target: the model to draft for; its embedding and head are used.
-    put: the sharding of the draft's parameters; None: the default device.
+  ValueError: it was made for other sizes, or its vocabulary does not fit the
+  target's.
 
-  Raises:
-    ValueError: the draft was made for another tokenizer or other sizes, or its
-      vocabulary does not fit the target's.
+  source: of the file, for error messages.
+  put: the sharding of the draft's parameters; None: the default device.
   """
-  check_tokenizer(EAGLE, source, draft.about, target)
   try:
     config = eagle.settings(target.config, draft.taps)
   except ValueError as error:
     raise ValueError(f'eagle {source}: {error}; {_TRAIN}') from error
   want = eagle.shapes(config)
   _check_shapes(EAGLE, source, draft.layer, want)
-  ids = draft.ids
-  listed = ids.ndim == 1 and len(ids) and np.issubdtype(ids.dtype, np.integer)
-  if (
-    not listed
-    or len(np.unique(ids)) < len(ids)
-    or not 0 <= ids.min() <= ids.max() < target.ids
+  ids, known = draft.ids, np.arange(target.ids)
+  if not len(ids) or not np.array_equal(
+    known[np.isin(known, ids)], np.sort(ids)
   ):
     raise ValueError(
       f'eagle {source}: damaged: its vocabulary is not a list of different ids '
@@ -288,13 +242,8 @@ def write_layers(
 ) -> None:
   """Writes a file atomically: kernels as int8, with a step for each output.
 
-  Args:
-    path: of the file.
-    config, params: of the draft; params of SHARED may be those of any model.
-    about: how and for which target it was made; 'tokenizer' is a fingerprint.
-
-  Raises:
-    ValueError: it cannot be written.
+  config, params: of the draft; params of SHARED may be those of any model.
+  about: how and for which target it was made; 'tokenizer' is a fingerprint.
   """
   config, flat = convert.plain(config, params)
   arrays: dict[str, np.ndarray] = {'ids': np.array(config.proposes, np.int32)}
@@ -316,19 +265,14 @@ def layers_for(
 ) -> load.LanguageModel:
   """The draft of a file, made once for a target, whose arrays it shares.
 
-  Args:
-    source: a path, or zoo:NAME.
-    target: with its dtype, layout on devices and kernels.
-
-  Raises:
-    ValueError: no such file, a damaged one, or of another target.
+  It has the target's dtype, layout on devices and kernels. ValueError: no such
+  file, a damaged one, or of another target.
   """
   fit = lambda *content: _layers(source, target, *content)
   return fitted(LAYERS, source, target, fit)
 
 
 def _layers(source, target, arrays, about) -> load.LanguageModel:
-  check_tokenizer(LAYERS, source, about, target)
   steps = {n: arrays.pop(n) for n in list(arrays) if n.endswith(_STEP)}
   ids = arrays.pop('ids', np.empty(0))
   flat = {n: x * steps.get(n + _STEP, 1) for n, x in arrays.items()}

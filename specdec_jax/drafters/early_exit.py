@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import fields, forward, types
-from specdec_jax import sampling as sampling_lib
-from specdec_jax.drafters import lm, method
+from specdec_jax.drafters import branch, method
 from specdec_jax.io import load, memory
 from specdec_jax.models import weights as weights_lib
 from specdec_jax.models import work
@@ -28,11 +27,7 @@ class Settings(fields.Checked):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the first settings.exit layers of the target.
-
-  Raises:
-    ValueError: the target has no layer after them.
-  """
+  """Drafts with the first settings.exit layers of the target."""
   del chunk
   exit, depth = settings.exit, target.config.depth
   if exit >= depth:
@@ -59,68 +54,59 @@ def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
   (Elhoushi et al. 2024, https://arxiv.org/abs/2404.16710) for any model; one
   that was not trained for early exit drafts badly.
 
-  Args:
-    target: a model that supports early exit (types.Model.apply, `layers`).
-    gamma: draft tokens in a window, at least 1.
-    exit: layers that draft, at least 1 and fewer than the target has.
+  target: a model that supports early exit (types.Model.apply, `layers`).
+  exit: layers that draft, at least 1 and fewer than the target has.
   """
-  return types.Drafter(
-    'early_exit',
-    gamma,
-    lambda *_: (),
-    functools.partial(_propose, target, gamma, exit),
-    lambda state, *_: state,
-    exit=exit,
-  )
+  return _make('early_exit', view(target, exit), gamma, exit)
 
 
-def _propose(target, gamma, exit, weights, state, context, noise, cache):
-  def read(cache, token_B, offset):
+def _make(name, model, gamma: int, exit: int) -> types.Drafter:
+  propose = functools.partial(_propose, model, gamma, exit)
+  same = lambda state, *_: state
+  return types.Drafter(name, gamma, lambda *_: (), propose, same, exit=exit)
+
+
+def _propose(model, gamma, exit, weights, state, context, noise, cache):
+  params = weights.target if exit else weights.draft
+  start_B, row_B = context.lengths_B - 1, jnp.arange(len(context.lengths_B))
+
+  def alone(cache, tokens_B1, at_B):
+    # Verification overwrites these slots: the last committed token's too.
     hidden_B1D, _, cache = forward.read(
-      target,
-      weights.target,
-      token_B[:, None],
-      context.lengths_B - 1 + offset,
+      model,
+      params,
+      tokens_B1,
+      at_B,
       cache,
       slots=context.tokens_BL.shape[1],
       keep_BT=context.live_B[:, None],
-      layers=(0, exit),
     )
     return hidden_B1D, cache
 
-  def extend(cache, token_B, offset):
-    hidden_B1D, cache = read(cache, token_B, offset)
-    logits_B1V = target.head(weights.target, hidden_B1D)
-    q_BV = sampling_lib.probabilities(logits_B1V, context.sampling)[:, 0]
-    token_B = noise.draft(offset, q_BV)
-    return cache, (token_B, q_BV, hidden_B1D[:, 0])
+  def read(memory, tokens_B1, _, at_B):
+    cache, residual_BND = memory
+    hidden_B1D, cache = alone(cache, tokens_B1, at_B)
+    at = row_B, at_B - start_B
+    return hidden_B1D, (cache, residual_BND.at[at].set(hidden_B1D[:, 0]))
 
-  def body(carry):
-    offset, cache, token_B, made = carry
-    cache, new = extend(cache, token_B, offset)
-    put = lambda old_NBX, new_BX: old_NBX.at[offset].set(new_BX)
-    return offset + 1, cache, new[0], jax.tree.map(put, made, new)
-
-  last_B1 = jnp.take_along_axis(
-    context.tokens_BL, context.lengths_B[:, None] - 1, 1
+  last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
+  blank_B1D, _ = forward.blank(alone, cache, last_B1, start_B)
+  draft, memory = branch.draft(
+    context,
+    noise,
+    (cache, jnp.tile(blank_B1D, (1, gamma + 1, 1))),
+    lambda memory: read(memory, last_B1, None, start_B),
+    read,
+    lambda x_B1D, _: model.head(params, x_B1D),
+    gamma=gamma,
   )
-  token_B = last_B1[:, 0]
-  _, made = forward.blank(extend, cache, token_B, 0)
-  made = jax.tree.map(lambda x: jnp.stack([x] * (gamma + 1)), made)
+  if not exit:
+    return draft, state, memory[0]
   most = jnp.max(jnp.where(context.live_B, context.gamma_B, 0))
-  # A loop: compile time does not grow with gamma.
-  _, cache, token_B, (tokens_NB, q_NBV, hidden_NBD) = jax.lax.while_loop(
-    lambda carry: carry[0] < most, body, (jnp.int32(0), cache, token_B, made)
-  )
-  hidden_B1D, cache = read(cache, token_B, most)
-  hidden_NBD = hidden_NBD.at[most].set(hidden_B1D[:, 0])
-  draft = types.Draft(
-    tokens_NB[:gamma].T,
-    jnp.moveaxis(q_NBV[:gamma], 0, 1),
-    context.gamma_B,
-    jnp.moveaxis(hidden_NBD, 0, 1),
-  )
-  return draft, state, cache
+  tokens_BN = jnp.concatenate([last_B1, draft.tokens_BK], 1)
+  last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BN, most, 1, 1)
+  _, (cache, residual_BND) = read(memory, last_B1, None, start_B + most)
+  return draft._replace(residual_BND=residual_BND), state, cache
 
 
 @functools.lru_cache(maxsize=64)
@@ -147,7 +133,7 @@ class Itself:
   """
 
   @dataclasses.dataclass(frozen=True)
-  class Settings(method.Stopping, method.Rows):
+  class Settings(fields.Checked):
     dtype: str = fields.setting(
       'int4', allowed=weights_lib.INTEGERS, help='as target.dtype'
     )
@@ -159,17 +145,11 @@ class Itself:
     """Drafts with a copy of the target, read again from its source.
 
     Its q is no model's: it depends on the keys that the target has written.
-
-    Raises:
-      ValueError: a copy that would cost nearly what the target does, or
-        activations of another dtype.
     """
     del chunk
-    how = settings.dtype, settings.kernels
-    copy = target.once(('self', *how), lambda: _rounded(target, *how))
-    drafter = make_whole(
-      copy.model, gamma=gamma, min_confidence=settings.min_confidence
-    )
+    dtype = settings.dtype
+    copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
+    drafter = make_whole(copy.model, gamma=gamma)
     return method.Method(drafter, copy.params, draft=copy)
 
   @staticmethod
@@ -180,9 +160,7 @@ class Itself:
     return make_whole(world.target, gamma=gamma), own
 
 
-def _rounded(
-  target: load.LanguageModel, dtype: str, kernels: str
-) -> load.LanguageModel:
+def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
   """A copy whose decoder can share the target's cache; it has no encoder."""
   own, source = target.config, target.source
   opened = method.opened(target, source)
@@ -198,57 +176,18 @@ def _rounded(
       f'{given} computes in {computed}, which the cache of a target in '
       f"{own.activations} does not hold; load that with dtype='{computed}'"
     )
-  copy = method.load_beside(target, opened, dtype, kernels)
+  copy = method.load_beside(target, opened, dtype)
   assert copy.config.run == own.run, (copy.config.run, own.run)
   params = {name: x for name, x in copy.params.items() if name != 'encoder'}
   return dataclasses.replace(copy, params=params)
 
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
-def make_whole(
-  model: types.Model, *, gamma: int, min_confidence: float = 0.0
-) -> types.Drafter:
+def make_whole(model: types.Model, *, gamma: int) -> types.Drafter:
   """Drafts gamma tokens a window with a model that shares the target's cache.
 
   weights.draft holds its parameters. It has no state.
 
-  Args:
-    model: with the cache and the number of logits of the target.
-    gamma: draft tokens in a window, at least 1.
-    min_confidence: as in drafters.lm.make.
+  model: with the cache and the number of logits of the target.
   """
-  return types.Drafter(
-    'self',
-    gamma,
-    lambda *_: (),
-    functools.partial(_propose_whole, model, gamma, min_confidence),
-    lambda state, *_: state,
-    stops=min_confidence > 0,
-  )
-
-
-def _propose_whole(
-  model, gamma, min_confidence, weights, state, context, noise, cache
-):
-  start_B = context.lengths_B - 1
-
-  def extend(cache, tokens_B1, at_B, offset, going_B):
-    # Verification overwrites these slots: the last committed token's too.
-    hidden_B1D, _, cache = forward.read(
-      model,
-      weights.draft,
-      tokens_B1,
-      at_B,
-      cache,
-      slots=context.tokens_BL.shape[1],
-      keep_BT=context.live_B[:, None],
-    )
-    logits_B1V = model.head(weights.draft, hidden_B1D)
-    return cache, *lm.draw(
-      noise, context, min_confidence, logits_B1V, offset, going_B
-    )
-
-  last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
-  first = lambda cache, going_B: extend(cache, last_B1, start_B, 0, going_B)
-  cache, draft = lm.chain(first, extend, cache, context, gamma)
-  return draft, state, cache
+  return _make('self', model, gamma, 0)

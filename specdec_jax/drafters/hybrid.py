@@ -25,14 +25,7 @@ class Settings(fields.Checked):
 def for_target(
   target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
 ) -> method.Method:
-  """Lookup in turn with the method of settings.drafter.
-
-  Args:
-    target, chunk: not read; `inner` was made for them.
-    settings: the shortest match that lookup continues.
-    gamma: draft tokens in a window.
-    inner: the method that drafts where lookup does not.
-  """
+  """Lookup in turn with `inner`, the method of settings.drafter."""
   del target, chunk
   longest = max(settings.match, lookup.Settings.max_match)
   first = lookup.make(gamma=gamma, min_match=settings.match, max_match=longest)
@@ -68,21 +61,21 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
 
   Args:
     first: proposes with certainty (q None) and reads no features.
-    second: any drafter that does not leave the target early. Beside its trees
-      a window of the first's is a tree of one path.
+    second: any that does not leave the target early. Beside its trees a window
+      of the first's is a tree of one path.
 
   weights.draft is (weights.draft of the first, of the second).
 
   Raises:
-    ValueError: drafters of different gamma, or that do not fit this.
+    ValueError: drafters of different gamma, or a second that leaves early.
   """
-  if first.gamma != second.gamma or first.taps or first.exit or second.exit:
+  assert not first.taps and not first.exit, first
+  if first.gamma != second.gamma or second.exit:
     raise ValueError(
       f'hybrid of {first.name} (gamma {first.gamma}) and {second.name} (gamma '
-      f'{second.gamma}): both need the same gamma, the first must not read '
-      'features, and neither may leave the target early'
+      f'{second.gamma}): both need the same gamma, and the second may not '
+      'leave the target early'
     )
-
   return types.Drafter(
     'hybrid',
     first.gamma,
@@ -90,7 +83,6 @@ def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
     functools.partial(_propose, first, second),
     functools.partial(_commit, first, second),
     taps=second.taps,
-    stops=True,
     tree=second.tree,
   )
 

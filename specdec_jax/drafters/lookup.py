@@ -57,12 +57,7 @@ def make(
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed; after [5 6 5 6], [5 6].
 
-  Args:
-    gamma: draft tokens in a window.
-    min_match, max_match: shortest and longest match, in tokens.
-
-  Raises:
-    ValueError: not 1 <= min_match <= max_match.
+  min_match, max_match: shortest and longest match, in tokens.
   """
   Settings(min_match, max_match)
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from specdec_jax import fields, forward, types
 from specdec_jax.drafters import branch, method
-from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import files, load
+from specdec_jax.io import load
 from specdec_jax.io.published import medusa_heads, readings
 from specdec_jax.models import weights
 
@@ -29,16 +28,10 @@ class Settings(method.Branching, method.Published):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the heads of a file.
-
-  Raises:
-    ValueError: a file that does not fit the target, or has too few heads.
-  """
+  """Drafts with the heads of a file."""
   del chunk
   source = settings.source
-  found = check(target, source) if settings.check == 'auto' else None
-  reading = readings.judge(f'medusa {source}', target, found)
-  model, params = _read_as(reading, target, source)
+  model, params = method.published(FORM, target, settings)
   most = len(params['heads'])
   tree = branch.settings_of(settings.tree)
   needed = len(tree['levels']) or gamma
@@ -52,33 +45,15 @@ def for_target(
       f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
       'or less'
     )
-  least = settings.min_confidence
-  drafter = make(model, gamma=gamma, min_confidence=least, **tree)
+  drafter = make(model, gamma=gamma, **tree)
   return method.Method(drafter, params, view(model))
 
 
-def check(
-  target: load.LanguageModel, source: str | os.PathLike
-) -> readings.Result:
-  """How the heads of a source agree with a target."""
-  paths, heads = medusa_heads.find(source), medusa_heads.fit(source, target)
-  gamma = min(readings.DRAFTS, len(heads))
-
-  def drafter(reading: readings.Reading):
-    model, params = _read_as(reading, target, source)
-    return make(model, gamma=gamma), params
-
-  return readings.find(
-    target,
-    ('medusa', *files.stamp(paths)),
-    lambda: files.digest(paths),
-    lambda: [["states before the target's norm"]],
-    drafter,
-  )
-
-
-def _read_as(reading: readings.Reading, target: load.LanguageModel, source):
+def fit(
+  source, target: load.LanguageModel, put=None, reading: readings.Reading = ()
+):
   """(Heads, weights.draft); any answer is that states are not normed."""
+  del put  # medusa_heads places them
   heads, c = medusa_heads.fit(source, target), target.config
   tap = c.depth - any(reading)
   model = Heads(target.model, target.ids, tap, c.width, c.activations)
@@ -125,7 +100,6 @@ def make(
   model: Heads,
   *,
   gamma: int,
-  min_confidence: float = 0.0,
   levels: tuple[int, ...] = (),
   best: int = 0,
 ) -> types.Drafter:
@@ -136,28 +110,16 @@ def make(
   prompt of one token has none, and its first window no draft. Laws do not
   depend on the window's drafts: all is exact that is for a drafter of any kind.
 
-  Args:
-    model: of the heads, gamma or more.
-    gamma, min_confidence: as in drafters.lm.make.
-    levels, best: as in drafters.eagle.make; a level has a head.
+  model: of gamma heads or more. levels, best: of branch.draft; each level has a
+  head.
   """
   gamma = best or sum(levels) or gamma
+  how = dict(gamma=gamma, levels=levels, best=best)
 
   def init(weights, context, features_BLD):
     at_B11 = jnp.maximum(context.lengths_B - 2, 0)[:, None, None]
     state_B1D = jnp.take_along_axis(features_BLD, at_B11, 1)
     return state_B1D.astype(model.dtype)  # a prefill has a wider one
-
-  def propose(weights, state_B1D, context, noise, target_cache):
-    def draw(k, going_B):
-      logits_B1V = model.logits(weights.draft, k, state_B1D)
-      return lm_drafter.draw(
-        noise, context, min_confidence, logits_B1V, k, going_B
-      )
-
-    going_B = context.live_B & (context.lengths_B > 1)
-    draft = each(draw, going_B, context.gamma_B, gamma)
-    return draft, state_B1D, target_cache
 
   def commit(state_B1D, context, outcome, features_BND):
     del context
@@ -171,89 +133,68 @@ def make(
     'medusa',
     gamma,
     init,
-    functools.partial(_branch, model, levels, best) if levels else propose,
+    functools.partial(_propose, model, how),
     commit,
     taps=(model.tap,),
-    stops=min_confidence > 0,
     tree=levels,
   )
 
 
-def _branch(
-  model, levels, best, weights, state_B1D, context, noise, target_cache
-):
-  """Drafts a tree, each level of it with a head; see drafters.branch."""
-
-  def logits(x_BXD, depth):
-    logits_B1V = model.logits(weights.draft, depth, x_BXD[:, :1])
-    shape = *x_BXD.shape[:2], logits_B1V.shape[-1]
-    return jnp.broadcast_to(logits_B1V, shape)
-
+def _propose(model, how, weights, state_B1D, context, noise, target_cache):
   # Of a prompt of one token there is no state.
   some_B = jnp.where(context.lengths_B > 1, context.gamma_B, 0)
   context = context._replace(gamma_B=some_B)
+  head = lambda k: model.logits(weights.draft, k, state_B1D)
+
+  def every(_):
+    """In a chain the logits of all heads stand for the state of each draft."""
+    made = []
+    for k in range(how['gamma']):
+      turn = lambda _, k=k: head(k)
+      wants_B = context.live_B & (k < context.gamma_B)
+      blank_B1V = forward.blank(turn, None)
+      made.append(forward.once(jnp.any(wants_B), turn, blank_B1V))
+    return jnp.concatenate(made, 1), ()
+
+  def level(x_BXD, depth):
+    logits_B1V = head(depth)
+    shape = *x_BXD.shape[:2], logits_B1V.shape[-1]
+    return jnp.broadcast_to(logits_B1V, shape)
+
+  first = every
+  logits = lambda x_BKV, k: jax.lax.dynamic_slice_in_dim(x_BKV, k, 1, 1)
+  if how['levels']:
+    first, logits = lambda _: (state_B1D, ()), level
   # Heads read no drafts: all nodes have the state of the root.
-  read = lambda cache, tokens_BX, x_BXD, tree, begin: (x_BXD, cache)
-  first = lambda cache: (state_B1D[:, 0], cache)
-  draw = branch.Draw(levels, read, logits, best)
-  draft, _ = branch.draft(draw, context, noise, (), first)
+  read = lambda cache, tokens_BX, x_BXD, start_B, **tree: (x_BXD, cache)
+  draft, _ = branch.draft(context, noise, (), first, read, logits, **how)
   return draft, state_B1D, target_cache
-
-
-def each(draw, going_B, gamma_B, gamma: int) -> types.Draft:
-  """The drafts of a window whose laws do not depend on one another.
-
-  Args:
-    draw: (k, going_B) -> (token_B, q_BV, going_B), as drafters.lm.draw.
-    going_B: the rows that draft.
-    gamma_B, gamma: as in types.Context and types.Drafter.
-  """
-  count_B, tokens, laws = jnp.zeros_like(gamma_B), [], []
-  for k in range(gamma):
-    turn = lambda made, k=k: draw(k, made[-1])
-    going_B &= k < gamma_B
-    made = (*forward.blank(turn, (going_B,))[:2], going_B)
-    token_B, q_BV, going_B = forward.once(jnp.any(going_B), turn, made)
-    tokens.append(token_B)
-    laws.append(q_BV)
-    count_B += going_B
-  laws_BKV = None if laws[0] is None else jnp.stack(laws, 1)
-  return types.Draft(jnp.stack(tokens, 1), laws_BKV, count_B)
 
 
 @functools.cache
 def view(model: Heads) -> types.Model:
-  """Head 0 as a model, to measure alpha teacher-forced.
+  """Head 0 as a model; see method.view.
 
-  At each token it reads the state of the one before. Its parameters are
-  weights.draft, its cache (that of the target, the states [B, S, D] by slot).
+  At each token it reads the state of the one before.
   """
-  target = model.target
+  init = lambda rows, slots: jnp.zeros((rows, slots, model.width), model.dtype)
 
-  def init_cache(rows: int, slots: int):
-    states_BSD = jnp.zeros((rows, slots, model.width), model.dtype)
-    return target.init_cache(rows, slots), states_BSD
+  def read(params, tokens_BT, at, states_BTD, kept_BSD):
+    return method.before(kept_BSD, states_BTD, *at[:2])
 
-  def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
-  ):
-    theirs, states_BSD = cache
-    _, (state_BTD,), theirs = target.apply(
-      params['target'],
-      *(tokens_BT, slots_BT, positions_BT, mask_BTS, theirs),
-      taps=(model.tap,),
-    )
-    row_B1 = jnp.arange(len(tokens_BT))[:, None]
-    states_BSD = states_BSD.at[row_B1, slots_BT].set(
-      state_BTD.astype(model.dtype), mode='drop'
-    )
-    before_BTD = states_BSD[row_B1, jnp.maximum(positions_BT - 1, 0)]
-    return before_BTD, (), (theirs, states_BSD)
+  head = lambda params, x_BTD: model.logits(params, 0, x_BTD)
+  return method.view(model.target, (model.tap,), init, read, head)
 
-  def head(params, hidden):
-    return model.logits(params, 0, hidden)
 
-  return types.Model(apply, head, init_cache, target.vocab, target.context)
+FORM = method.Form(
+  'medusa',
+  medusa_heads.find,
+  lambda source, target: [["states before the target's norm"]],
+  fit,
+  lambda model, params, _: make(
+    model, gamma=min(readings.DRAFTS, len(params['heads']))
+  ),
+)
 
 
 def recipe(world, gamma: int):

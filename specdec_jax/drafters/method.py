@@ -17,15 +17,17 @@ that one prefill pass reads.
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import fields, sharding, types
+from specdec_jax import fields, forward, sharding, types
 from specdec_jax.drafters import branch
-from specdec_jax.io import load, sources
+from specdec_jax.io import files, load, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
+from specdec_jax.io.published import readings
 
 
 class Method(NamedTuple):
@@ -50,19 +52,7 @@ class Method(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stopping(fields.Checked):
-  """Settings of a drafter that may end a window before gamma."""
-
-  min_confidence: float = fields.setting(
-    0.0,
-    low=0,
-    below=1,
-    help='end a window where the likeliest token has less; 0: never',
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Published(Stopping):
+class Published(fields.Checked):
   """Settings of a drafter whose drafts others publish."""
 
   check: str = fields.setting(
@@ -73,7 +63,7 @@ class Published(Stopping):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Branching(Stopping):
+class Branching(fields.Checked):
   """Settings of one that may draft a tree."""
 
   tree: str = fields.setting(
@@ -84,8 +74,7 @@ class Branching(Stopping):
 
   def __post_init__(self):
     super().__post_init__()
-    if branch.levels_of(self.tree) and self.min_confidence:
-      raise ValueError('tree: takes no min_confidence; leave one of them out')
+    branch.levels_of(self.tree)
     if branch.best_of(self.tree) and not isinstance(self, Published):
       raise ValueError(
         f"tree={self.tree}: the likeliest nodes are eagle's and medusa's; give "
@@ -94,14 +83,122 @@ class Branching(Stopping):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Rows(fields.Checked):
-  """Settings of a drafter that is a model, whose matrices may be codes."""
+class Stopping(Branching):
+  """Settings of one that may end a chain before gamma."""
 
-  kernels: str = fields.setting(
-    'auto',
-    allowed=('auto', 'int8'),
-    help="int8: coarser rows for matrices that are codes, on the target's CPU",
+  min_confidence: float = fields.setting(
+    0.0,
+    low=0,
+    below=1,
+    help='end a window where the likeliest token has less; 0: never',
   )
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.tree and self.min_confidence:
+      raise ValueError('tree: takes no min_confidence; leave one of them out')
+
+
+# --- drafts that others publish -----------------------------------------------
+
+
+class Form(NamedTuple):
+  """What a drafter's published drafts are read with.
+
+  name: of the drafter.
+  paths: source -> the files of a draft.
+  questions: (source, target) -> what it leaves open; see io.published.readings.
+  fit: (source, target, put, reading) -> (settings, weights.draft); put is the
+    sharding of the draft's parameters.
+  make: (settings, weights.draft, model of the target) -> a drafter to check it
+    with, of readings.DRAFTS tokens or fewer.
+  """
+
+  name: str
+  paths: Callable[..., list[pathlib.Path]]
+  questions: Callable[..., Any]
+  fit: Callable[..., tuple[Any, Any]]
+  make: Callable[..., types.Drafter]
+
+
+def check(
+  form: Form, target: load.LanguageModel, source: str | os.PathLike, put=None
+) -> readings.Result:
+  """How a published draft agrees with a target."""
+  paths = form.paths(source)
+
+  def drafter(reading: readings.Reading):
+    settings, params = form.fit(source, target, put, reading)
+    return form.make(settings, params, target.model), params
+
+  return readings.find(
+    target,
+    (form.name, *files.stamp(paths)),
+    lambda: files.digest(paths),
+    lambda: form.questions(source, target),
+    drafter,
+  )
+
+
+def published(
+  form: Form, target: load.LanguageModel, settings: Any, put=None
+) -> tuple[Any, Any]:
+  """(settings, weights.draft) of a draft as it agrees best, read once."""
+  source, found = settings.source, None
+  if settings.check == 'auto':
+    found = check(form, target, source, put)
+  reading = readings.judge(f'{form.name} {source}', target, found)
+  return target.once(
+    (form.name, reading, *files.stamp(form.paths(source))),
+    lambda: form.fit(source, target, put, reading),
+  )
+
+
+def view(
+  target: types.Model,
+  features: tuple[int, ...],
+  init: Callable[..., Any],
+  read: Callable[..., Any],
+  head: Callable[..., Any],
+) -> types.Model:
+  """A draft that reads features as a model, to measure alpha teacher-forced.
+
+  Its parameters are weights.draft, its cache (the target's, its own).
+
+  Args:
+    target, features: whose taps it reads, and which.
+    init: (rows, slots) -> its own cache.
+    read: (params, tokens_BT, (slots_BT, positions_BT, mask_BTS), features_BTE,
+      its own cache) -> (hidden_BTD, its own cache).
+    head: of types.Model.
+  """
+
+  def init_cache(rows: int, slots: int):
+    return target.init_cache(rows, slots), init(rows, slots)
+
+  def apply(
+    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
+  ):
+    del taps
+    theirs, own = cache
+    at = slots_BT, positions_BT, mask_BTS
+    _, tapped, theirs = target.apply(
+      params['target'], tokens_BT, *at, theirs, taps=features
+    )
+    hidden, own = read(params, tokens_BT, at, forward.concat(tapped), own)
+    return hidden, (), (theirs, own)
+
+  return types.Model(apply, head, init_cache, target.vocab, target.context)
+
+
+def before(kept_BSE, features_BTE, slots_BT, positions_BT):
+  """(features of the token before each, those kept by slot with these)."""
+  row_B1 = jnp.arange(len(slots_BT))[:, None]
+  features_BTE = features_BTE.astype(kept_BSE.dtype)
+  kept_BSE = kept_BSE.at[row_B1, slots_BT].set(features_BTE, mode='drop')
+  first_BT1 = (positions_BT == 0)[..., None]
+  before_BTE = kept_BSE[row_B1, jnp.maximum(positions_BT - 1, 0)]
+  return jnp.where(first_BT1, 0, before_BTE), kept_BSE
 
 
 def whole(target: Any) -> sharding.Layout | None:
@@ -148,27 +245,17 @@ def load_beside(
   target: load.LanguageModel,
   source: Any,
   dtype: str,
-  kernels: str,
   tensor_parallel: int = 0,
 ) -> load.LanguageModel:
-  """Loads a draft that runs as its target does: on its mesh, by its kernels.
-
-  dtype, kernels: of load.load; kernels as in Rows.
-  """
+  """Loads a draft that runs as its target does: on its mesh, by its kernels."""
   own = target.lm_config
-  runs = own is None or own.run.packed
-  if not runs and kernels != 'auto':
-    raise ValueError(
-      f'kernels={kernels!r} of a draft needs a target on the kernels of one '
-      "CPU; give kernels='auto'"
-    )
   return load.load(
     source,
     dtype=dtype,
     mesh=target.layout and target.layout.mesh,
     tensor_parallel=tensor_parallel,
     scan_layers=own and own.run.scan_layers,
-    kernels=kernels if runs else 'xla',
+    kernels='auto' if own is None or own.run.packed else 'xla',
   )
 
 

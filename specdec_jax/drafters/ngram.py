@@ -22,8 +22,10 @@ MOST = 32  # continuations stored of each token, the commonest ones
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(method.Branching):
-  source: str | os.PathLike = fields.setting('', needed=draft_file.NGRAM.form)
+class Settings(method.Stopping):
+  source: str | os.PathLike = fields.setting(
+    '', needed=draft_file.FORMS['ngram']
+  )
 
 
 class Counts(NamedTuple):
@@ -44,15 +46,9 @@ def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
   """Drafts with counts from a file, made with the target's tokenizer."""
-
-  file = draft_file.NGRAM, settings.source
-
-  def fit(arrays, about):
-    draft_file.check_tokenizer(*file, about, target)
-    whole = target.layout and target.layout.sharding()
-    return hosts.put(Counts(**arrays), whole)
-
-  counts = draft_file.fitted(*file, target, fit)
+  whole = target.layout and target.layout.sharding()
+  fit = lambda arrays, about: hosts.put(Counts(**arrays), whole)
+  counts = draft_file.fitted('ngram', settings.source, target, fit)
   q = model(target.model.vocab, ids=target.ids)
   drafter = make(
     q,
@@ -79,17 +75,10 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
   different tokens, each of them has the probability count / (c + t), and the
   unigrams the rest. Unigram counts start from 1.
 
-  Args:
-    texts: token ids.
-    order: 2, or 1 for unigrams alone.
-    vocab: number of ids.
-
-  Raises:
-    ValueError: another order, an id outside the vocabulary, or no text of
-      `order` tokens.
+  order: 2, or 1 for unigrams alone. vocab: number of ids. ValueError: no text
+  of `order` tokens, or an id outside the vocabulary.
   """
-  if order not in (1, 2):
-    raise ValueError(f'order={order}: allowed are 1 and 2')
+  assert order in (1, 2), order
   if max(map(len, texts), default=0) < order:
     raise ValueError(f'want a text of {order} tokens or more')
   # 64 bits: a pair's number is up to vocab ** 2, whatever type the ids have.
@@ -123,9 +112,7 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
 def model(vocab: int, *, ids: int) -> types.Model:
   """The counts as a model: its params are Counts, its hidden state a token.
 
-  Args:
-    vocab: size of the logits' last axis.
-    ids: number of ids that are tokens; the others have logit -inf.
+  ids: number of ids that are tokens; the others, up to vocab, have logit -inf.
   """
 
   def apply(params, tokens_BT, slots, positions, mask, cache, **more):

@@ -49,10 +49,6 @@ DRAFTS = (
   "gamma, chunk) of one of these two, the path of any, as 'file.py:make', or "
   'None'
 )
-# Those whose drafts may be files from here; others publish theirs in folders.
-_OWN = {
-  x.name: x for x in (draft_file.LAYERS, draft_file.EAGLE, draft_file.NGRAM)
-}
 # The path of something of the user's, and what follows a further colon.
 PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
 
@@ -62,13 +58,10 @@ def draft_of(draft: Any, what: str = 'draft') -> Any:
 
   The draft that Settings are around, their `drafter`, becomes one of these too.
 
-  Args:
-    draft: of DRAFTS. A path is 'package.module:name' or 'file.py:name'; with
-      'file.py:make:SOURCE' make is called with source='SOURCE' too.
-    what: what error messages call it.
-
-  Raises:
-    ValueError: none of these, or a setting that is empty.
+  draft: of DRAFTS; ValueError for any other, or a setting that is empty. A path
+    is 'package.module:name' or 'file.py:name'; with 'file.py:make:SOURCE' make
+    is called with source='SOURCE' too.
+  what: what error messages call it.
   """
   if isinstance(draft, str) and (path := PATH.fullmatch(draft)):
     draft = _imported(what, *path.groups())
@@ -123,16 +116,15 @@ def gamma_of(draft: Any, gamma: int) -> int:
 def numbers(draft: Any) -> int:
   """How many numbers the file or folder of a draft has; 0 of any other draft.
 
-  Raises:
-    ValueError: a file of ours that is not there, of another draft, or damaged.
+  ValueError: a file of ours that is not there, of another draft, or damaged.
   """
   name, source = name_of(draft), str(getattr(draft, 'source', ''))
   whole = name == 'lm' and lm.is_model(source)
   if whole or not source or source.startswith('random:'):
     return 0
   where, arrays = download.local(source), {}
-  if name in _OWN and not where.is_dir():
-    arrays, _ = draft_file.read(_OWN[name], source)
+  if name in draft_file.FORMS and not where.is_dir():
+    arrays, _ = draft_file.read(name, source)
   elif where.exists():
     for path in medusa_heads.find(where):
       arrays |= stored.open_file(path)
@@ -175,8 +167,7 @@ def _checked(name: str, settings: Any) -> Any:
 def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
   """The Settings of a drafter by its name, or of a loaded model, from a dict.
 
-  Raises:
-    ValueError: a setting that is unknown or not allowed, or another draft.
+  ValueError: a setting that is unknown or not allowed, or another draft.
   """
   if not options:
     return draft
@@ -186,7 +177,7 @@ def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
       f"{given}: must be a dict of the drafter's settings by name"
     )
   if isinstance(draft, load.LanguageModel):
-    made = fields.make(method.Branching, f'draft {draft.label}', options)
+    made = fields.make(method.Stopping, f'draft {draft.label}', options)
     return lm.Settings(source=draft, **dataclasses.asdict(made))
   if isinstance(draft, str) and draft in DRAFTERS:
     return fields.make(DRAFTERS[draft].Settings, draft, options)
@@ -201,14 +192,9 @@ def method_of(
 ) -> method.Method:
   """The drafter for a target, with its parameters.
 
-  Args:
-    target: what it drafts for.
-    draft: from draft_of, not None.
-    gamma: tokens drafted in a window, at least 1.
-    chunk: prompt tokens that one prefill pass reads.
-
-  Raises:
-    ValueError: a draft that does not fit the target or gamma.
+  draft: from draft_of, not None; ValueError if it does not fit the target or
+    gamma.
+  chunk: prompt tokens that one prefill pass reads.
   """
   sizes, made = dict(gamma=gamma, chunk=chunk), draft
   if name := name_of(draft):

@@ -1,7 +1,5 @@
 """Applies a rule to the logits of a window."""
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 
 from specdec_jax import sampling, types
@@ -10,37 +8,20 @@ from specdec_jax.verify import chain, tree
 Array = types.Array
 
 
-class Judged(NamedTuple):
-  """The drafts of a window that are kept, and the token after them.
-
-  accepted_B: how many drafts are kept.
-  path_BK: which ones, of a tree (types.Verdict); else None.
-  weights_BV: the unnormalised distribution of the token after them.
-  next_B: that token.
-  lost_BN: whether the logits of a position are not finite.
-  """
-
-  accepted_B: Array
-  path_BK: Array | None
-  weights_BV: Array
-  next_B: Array
-  lost_BN: Array
-
-
 def judge(
   rule: types.Rule,
   settings: types.Sampling,
   noise: types.Noise,
   draft: types.Draft,
   logits_BNV: Array,
-) -> Judged:
+) -> tuple[Array, Array | None, Array, Array]:
   """Applies the rule; for greedy rows without the distributions.
 
-  Args:
-    rule: the rule.
-    settings: temperature, top-k and top-p of each row.
-    noise, draft: of the window.
-    logits_BNV: the target's, after the last committed token and each draft.
+  logits_BNV: the target's, after the last committed token and each draft.
+
+  Returns (accepted_B, path_BK, next_B, lost_BN): how many drafts are kept, and
+  which, of a tree (types.Verdict), else None; the token after them; whether the
+  logits of a position are not finite.
   """
   if tree.is_one(draft) and not rule.trees:
     raise ValueError(f'rule {rule.name} takes chains, and this draft is a tree')
@@ -52,12 +33,12 @@ def judge(
     found = sampling.of_greedy(settings, greedy, sampled)
   else:
     found = sampled()
-  accepted_B, path_BK, weights_BV, next_B = found
+  accepted_B, path_BK, next_B = found
   if path_BK is None and draft.parents_BK is not None:
     assert not tree.is_one(draft), f'{rule.name} returns no path_BK'
     path_BK = draft.parents_BK.astype(jnp.int32)  # of no nodes
   lost_BN = ~jnp.isfinite(best_BN1[..., 0])
-  return Judged(accepted_B, path_BK, weights_BV, next_B, lost_BN)
+  return accepted_B, path_BK, next_B, lost_BN
 
 
 def _sampled(rule, settings, noise, draft, logits_BNV, best_BN1):
@@ -69,7 +50,7 @@ def _sampled(rule, settings, noise, draft, logits_BNV, best_BN1):
   empty_B1 = ~(jnp.sum(verdict.weights_BV, -1, keepdims=True) > 0)
   weights_BV = jnp.where(empty_B1, p_BV, verdict.weights_BV)
   next_B = noise.next(verdict.accepted_B, weights_BV)
-  return verdict.accepted_B, verdict.path_BK, weights_BV, next_B
+  return verdict.accepted_B, verdict.path_BK, next_B
 
 
 def _last(accepted_B, path_BK):
@@ -88,7 +69,4 @@ def _greedy(draft, logits_BNV, best_BN1):
     accepted_B, path_BK = tree.matching(draft, best_BN)
   last_B1 = _last(accepted_B, path_BK)[:, None]
   next_B = jnp.take_along_axis(best_BN, last_B1, 1)[:, 0]
-  wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
-  ids_1V = jnp.arange(logits_BNV.shape[-1])[None]
-  weights_BV = (ids_1V == next_B[:, None]).astype(wide)
-  return accepted_B, path_BK, weights_BV, next_B
+  return accepted_B, path_BK, next_B

@@ -1,7 +1,5 @@
 """k-SEQ: independent siblings, each tested with a share of p."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 
@@ -35,27 +33,22 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
       'deterministic (q_BKV is None); give reject or traversal'
     )
   rows, B = tree.rows(noise, draft, p_BNV), len(draft.count_B)
-  end = jax.lax.while_loop(
-    lambda walk: ~jnp.all(walk.done),
-    lambda walk: jax.vmap(_descend)(rows, p_BNV, walk),
-    _Walk(jnp.full(B, -1, jnp.int32), jnp.zeros(B, bool), p_BNV[:, 0]),
+  last_B, _, left_BV = jax.lax.while_loop(
+    lambda walk: ~jnp.all(walk[1]),
+    lambda walk: jax.vmap(_descend)(rows, p_BNV, walk[0]),
+    (jnp.full(B, -1, jnp.int32), jnp.zeros(B, bool), p_BNV[:, 0]),
   )
-  return tree.verdict(draft, end.last, end.left_V)
+  return tree.verdict(draft, last_B, left_BV)
 
 
-class _Walk(NamedTuple):
-  """The last accepted node, whether it is known to be, and what follows it."""
+def _descend(row: tree.Row, p_NV: Array, last: Array):
+  """Accepts a child of the last accepted node, or draws what is left.
 
-  last: Array
-  done: Array
-  left_V: Array
-
-
-def _descend(row: tree.Row, p_NV: Array, walk: _Walk) -> _Walk:
-  """Accepts a child of the last accepted node, or draws what is left."""
-  child_K = (row.parents_K == walk.last) & row.proposed_K
+  Returns (the last one now, whether no other can be, what follows it).
+  """
+  child_K = (row.parents_K == last) & row.proposed_K
   k, K = jnp.sum(child_K), len(child_K)
-  p_V = p_NV[walk.last + 1]
+  p_V = p_NV[last + 1]
   # All children have one q; in a greedy row p decides.
   q_V = jnp.where(k > 0, row.q_KV[jnp.argmax(child_K)], 0)
   rho, left_V = _share(p_V, q_V, k, K)
@@ -66,8 +59,8 @@ def _descend(row: tree.Row, p_NV: Array, walk: _Walk) -> _Walk:
   ok_K = (row.u_K * rho * at(q_V) < at(p_V)) | (at(p_V) == 1)
   ok_K &= child_K
   some = jnp.any(ok_K)
-  last = jnp.where(some, jnp.argmax(ok_K), walk.last)
-  return _Walk(last.astype(jnp.int32), ~some, left_V)
+  last = jnp.where(some, jnp.argmax(ok_K), last)
+  return last.astype(jnp.int32), ~some, left_V
 
 
 def _share(p_V: Array, q_V: Array, k: Array, most: int):

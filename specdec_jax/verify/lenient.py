@@ -34,67 +34,37 @@ def make(lenience: float) -> types.Rule:
   Settings(lenience)
   if lenience == 1:
     return reject.RULE._replace(name='lenient:1')
-  return types.Rule(
-    f'lenient:{lenience:g}',
-    functools.partial(verify, lenience),
-    lossless=False,
-    scored=True,
-    kept=functools.partial(kept, lenience),
-    emitted=functools.partial(emitted, lenience),
-  )
 
+  def near(logits):
+    """Whether p at temperature 1 is at least `lenience` times the largest."""
+    best = jnp.max(logits, -1, keepdims=True)
+    return logits >= best + math.log(lenience)
 
-def verify(
-  lenience: float,
-  noise: types.Noise,
-  draft: types.Draft,
-  p_BNV,
-  scores: types.Scores,
-) -> types.Verdict:
-  """Keeps a prefix of the draft; the next token has weights max(p - q, 0).
+  def verify(noise, draft: types.Draft, p_BNV, scores) -> types.Verdict:
+    greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
+    near_BK = chain.pick(near(scores.logits_BNV), draft.tokens_BK)
+    q_BK, p_BK = chain.q_of_tokens(draft), chain.pick(p_BNV, draft.tokens_BK)
+    u_BK = noise.accept_BK
+    ok_BK = jnp.where(greedy_B1, near_BK, u_BK * (lenience * q_BK) < p_BK)
+    accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
+    p_BV = chain.row(p_BNV, accepted_B)
+    left_BV = p_BV - chain.q_row(draft, accepted_B, p_BV)
+    return types.Verdict(accepted_B, jnp.maximum(left_BV, 0))
 
-  Args:
-    lenience: in (0, 1); see make.
-    noise, draft, p_BNV, scores: as for types.Rule.verify.
-  """
-  greedy_B1 = sampling.is_greedy(scores.sampling)[:, None]
-  near_BNV = _near(scores.logits_BNV, lenience)
-  q_BK = chain.q_of_tokens(draft)
-  ok_BK = jnp.where(
-    greedy_B1,
-    chain.pick(near_BNV, draft.tokens_BK),
-    noise.accept_BK * (lenience * q_BK) < chain.pick(p_BNV, draft.tokens_BK),
-  )
-  accepted_B = chain.prefix(ok_BK & chain.proposed(draft))
-  p_BV = chain.row(p_BNV, accepted_B)
-  return types.Verdict(
-    accepted_B, jnp.maximum(p_BV - chain.q_row(draft, accepted_B, p_BV), 0)
-  )
+  def kept(p_BTV, q_BTV, scores):
+    greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
+    near_BTV = near(scores.logits_BNV) * q_BTV
+    return jnp.where(greedy_B11, near_BTV, jnp.minimum(p_BTV / lenience, q_BTV))
 
+  def emitted(p_BTV, q_BTV, scores):
+    kept_BTV = kept(p_BTV, q_BTV, scores)
+    rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
+    mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
+    # Where the residual is empty p equals q, and decode draws from p.
+    some_BT1 = mass_BT1 > 0
+    rest_BTV = rest_BTV / jnp.where(some_BT1, mass_BT1, 1)
+    rest_BTV = jnp.where(some_BT1, rest_BTV, p_BTV)
+    return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
 
-def kept(lenience: float, p_BTV, q_BTV, scores: types.Scores):
-  """Rule.kept: min(p / l, q); if greedy, q of the tokens that are accepted."""
-  greedy_B11 = sampling.is_greedy(scores.sampling)[:, None, None]
-  near_BTV = _near(scores.logits_BNV, lenience)
-  return jnp.where(
-    greedy_B11, near_BTV * q_BTV, jnp.minimum(p_BTV / lenience, q_BTV)
-  )
-
-
-def emitted(lenience: float, p_BTV, q_BTV, scores: types.Scores):
-  """Rule.emitted: the accepted probability plus that of the residual."""
-  kept_BTV = kept(lenience, p_BTV, q_BTV, scores)
-  rest_BTV = jnp.maximum(p_BTV - q_BTV, 0)
-  mass_BT1 = jnp.sum(rest_BTV, -1, keepdims=True)
-  # Where the residual is empty p equals q, and decode draws from p.
-  left_BT1 = mass_BT1 > 0
-  rest_BTV = jnp.where(
-    left_BT1, rest_BTV / jnp.where(left_BT1, mass_BT1, 1), p_BTV
-  )
-  return kept_BTV + (1 - jnp.sum(kept_BTV, -1, keepdims=True)) * rest_BTV
-
-
-def _near(logits, lenience: float):
-  """Whether p at temperature 1 is at least `lenience` times the largest."""
-  best = jnp.max(logits, -1, keepdims=True)
-  return logits >= best + math.log(lenience)
+  rule = types.Rule(f'lenient:{lenience:g}', verify, lossless=False)
+  return rule._replace(scored=True, kept=kept, emitted=emitted)

@@ -77,7 +77,7 @@ def proposed(world, drafter, own, state):
   noise = types.Noise(jnp.zeros((2, GAMMA)), draw, draw)
   both = types.Weights(world.weights.target, own)
   draft, _, cache = drafter.propose(both, (), context, noise, state.cache)
-  assert drafter.stops or draft.count_B.tolist() == [GAMMA] * 2
+  assert draft.count_B.tolist() == [GAMMA] * 2
   return draft, cache
 
 
@@ -146,7 +146,8 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
     loop = decode.Loop(target, drafter, reject.RULE, options)
     step = functools.partial(decode.step, loop)
     return fakes.matmul_flops(
-      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr, turns=gamma
+      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr,
+      turns=iter((1, gamma - 1)),
     )
 
   own = flops(early_exit.make(target, gamma=gamma, exit=EXIT))
@@ -185,10 +186,6 @@ def test_drafts_with_its_own_weights_over_the_targets_cache(x64):
   )
   q_BKV = jax.nn.softmax(target.head(own, hidden_BKD))
   np.testing.assert_allclose(draft.q_BKV, q_BKV, atol=1e-12)
-  cautious = early_exit.make_whole(target, gamma=GAMMA, min_confidence=0.5)
-  few, _ = proposed(world, cautious, own, state)
-  sure_BK = np.cumprod(np.max(q_BKV, -1) >= 0.5, -1)
-  assert few.count_B.tolist() == sure_BK.sum(-1).tolist()
 
 
 @pytest.mark.more

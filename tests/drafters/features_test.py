@@ -34,6 +34,18 @@ LISTENER = SCRIPTED._replace(
 )
 
 
+def check_heard(out, state):
+  """What LISTENER heard of each token, by the table model's own taps."""
+  features_BLE, known_B = state.drafter
+  for b, text in enumerate(fakes.texts(out)):
+    # The last token has been emitted but not read.
+    assert known_B[b] == len(text) - 1
+    for i in range(len(text) - 1):
+      seen = fakes.prefix_hash(text[: i + 1]), text[i], i
+      wanted = [x for layer in TAPS for x in (*seen, layer)]
+      assert features_BLE[b, i].tolist() == wanted, (b, i)
+
+
 @pytest.mark.more
 @pytest.mark.parametrize('chunk', [64, 4])
 def test_features_of_a_table(chunk):
@@ -52,12 +64,5 @@ def test_features_of_a_table(chunk):
   )
   weights = types.Weights(params, (script, count))
   out, state = fakes.run_steps(programs, weights, request)
-  features_BLE, known_B = state.drafter
-  for b, text in enumerate(fakes.texts(out)):
-    # The last token has been emitted but not read.
-    assert known_B[b] == len(text) - 1
-    for i in range(len(text) - 1):
-      seen = fakes.prefix_hash(text[: i + 1]), text[i], i
-      wanted = [x for layer in TAPS for x in (*seen, layer)]
-      assert features_BLE[b, i].tolist() == wanted, (b, i)
+  check_heard(out, state)
   assert np.asarray(out.info.accepted_BK).sum() > 0

@@ -111,21 +111,6 @@ def test_on_one_cpu_the_kernels_read_them(tmp_path, kind, dtype):
   np.testing.assert_allclose(*found, atol=close)
 
 
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'kind', ['medusa', 'dflash', pytest.param('eagle', marks=SLOW)]
-)
-def test_where_a_draft_is_not_sure_its_windows_end(tmp_path, kind):
-  load, settings = opened(kind, tmp_path)
-  target = load(kernels='xla')
-  sure = dataclasses.replace(settings, min_confidence=0.999)
-  made = build.engine(target, sure, gamma=3)
-  assert made.drafter.stops
-  given = target, made.drafter, made.weights.draft
-  _, seen = medusa_test.proposals(*given)
-  assert {int(count) for *_, count in seen} == {0}
-
-
 @SLOW
 @pytest.mark.parametrize('rule', ['coupled', 'reject', 'block'])
 @pytest.mark.parametrize('kind', ['medusa', 'dflash'])
@@ -160,27 +145,29 @@ def test_engines_of_every_gamma_share_a_draft(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-  'kind, words',
+  'kind, tree, gamma, words',
   [
-    ('medusa', 'has 4 heads, and gamma=9 needs 9; give gamma=4 or less'),
-    ('dflash', 'drafts 3 tokens in a block, and gamma=9; give gamma=3 or less'),
+    ('medusa', '', 9, 'has 4 heads, and gamma=9 needs 9; give gamma=4 or less'),
+    (
+      'medusa',
+      'best:8',
+      8,
+      'and tree=best:8 needs 5; give tree=best:4 or less',
+    ),
+    ('medusa', '2,1,1,1,1', 6, ' needs 5; give a tree of 4 levels or less'),
+    (
+      'dflash',
+      '',
+      9,
+      'drafts 3 tokens in a block, and gamma=9; give gamma=3 or',
+    ),
   ],
 )
-def test_a_window_has_as_many_drafts_as_there_are(tmp_path, kind, words):
-  load, settings = opened(kind, tmp_path)
-  with pytest.raises(ValueError, match=words):
-    build.engine(load(), settings, gamma=9)
-
-
-@pytest.mark.parametrize(
-  'tree, gamma, advice',
-  [('best:8', 8, 'tree=best:4'), ('2,1,1,1,1', 6, 'a tree of 4 levels')],
-)
-def test_a_tree_has_as_many_levels_as_there_are_heads(
-  tmp_path, tree, gamma, advice
+def test_a_window_has_as_many_drafts_as_there_are(
+  tmp_path, kind, tree, gamma, words
 ):
-  load, settings = opened('medusa', tmp_path)
-  settings = dataclasses.replace(settings, tree=tree)
-  words = f'has 4 heads, and tree={tree} needs 5; give {advice} or less'
+  load, settings = opened(kind, tmp_path)
+  if tree:
+    settings = dataclasses.replace(settings, tree=tree)
   with pytest.raises(ValueError, match=words):
     build.engine(load(), settings, gamma=gamma)

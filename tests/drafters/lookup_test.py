@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.costs import scripted
 from specdec_jax.drafters import lookup
 from tests import fakes
 
@@ -85,17 +84,3 @@ def test_a_source_is_searched_too(gamma, low, high):
   for size, fill in itertools.product((9, 16), range(4)):
     source = types.Source(fakes.pad(sources, size, fill), lengths_B)
     assert propose(drafter, texts, 12, fill, source) == wanted
-
-
-def test_scripts_play_their_text():
-  script = np.arange(20, dtype=np.int32).reshape(2, 10)
-  count = np.array([[9] * 10, [0, 1, 2] + [-1] * 7], np.int32)
-  drafter = scripted.make(gamma=3)
-  context = types.Context(*[None] * 5)._replace(
-    lengths_B=np.array([4, 2], np.int32)
-  )
-  draft, _, _ = drafter.propose(
-    types.Weights((), (script, count)), (), context, None, None
-  )
-  assert draft.tokens_BK.tolist() == [[4, 5, 6], [12, 13, 14]]
-  assert draft.count_B.tolist() == [3, 2]

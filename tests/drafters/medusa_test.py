@@ -146,18 +146,9 @@ def without(name):
   [
     (heads() | {'hydra.weight': np.ones(2)}, r'no place for \[hydra.weight\]'),
     (without('1.0.linear.bias'), r'nothing for \[1.0.linear.bias\]; give a'),
-    (without('3.1.weight'), r'nothing for \[3.1.weight\]'),
-    (without('0.1.weight'), r'no place for \[1.1.weight, 2.1.weight, 3'),
-    (without('0.0.linear.weight'), r'nothing for \[0.0.linear.weight'),
-    ({'lm_heads.0.weight': np.ones((2, 2))}, r'no place for \[lm_heads.0.w'),
-    (heads() | {'token_map': np.ones(9)}, r'no place for \[token_map\]'),
     (
       heads() | {'2.0.linear.weight': np.ones((16, 16))},
       r'2.0.linear.weight has shape \(16, 16\); heads of m need \(32, 32\)',
-    ),
-    (
-      heads() | {'0.1.weight': np.ones((300, 32))},
-      r'0.1.weight has shape \(300, 32\); .*\(264, 32\); give .* of this',
     ),
     (
       heads() | {'0.0.linear.bias': np.full(32, np.nan)},

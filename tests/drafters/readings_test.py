@@ -57,7 +57,7 @@ def random_heads(folder, seed):
 def plant_heads(folder, given, reading, seed):
   """Heads that are trained for the text, as this reading has them."""
   arrays = random_heads(folder, seed)
-  model, begun = medusa._read_as(reading, given, folder)
+  model, begun = medusa.fit(folder, given, reading=reading)
   tokens_BL, states_BLD, starts_BT = text(given, (model.tap,))
   at_BT = starts_BT - 2  # the last token has not been read
   states_BTD = np.take_along_axis(states_BLD, at_BT[..., None], 1)

@@ -111,7 +111,7 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path, dtype):
     'lookup': None,
     'lm': dict(source=str(path), dtype='int4'),
     'early_exit': dict(exit=1),
-    'self': dict(kernels='int8'),
+    'self': {},
     'eagle': dict(source='random:0'),
   }
   for draft, options in drafts.items():
@@ -119,21 +119,6 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path, dtype):
       m, texts, draft=draft, draft_options=options, **same
     )[0]
     assert out.tokens == plain.tokens and len(out.tokens) == 16, draft
-
-
-def test_a_draft_has_rows_of_int8_if_asked(tmp_path):
-  """Beside a target of 16 bits, of which it may be a copy."""
-  path = str(SOURCES['tied'](tmp_path))
-  m, other = (specdec_jax.load(path, kernels=x) for x in ('auto', 'xla'))
-  for draft, more in ('lm', dict(source=path, dtype='int4')), ('self', {}):
-    make = lambda target, draft=draft, more=more: build.engine(
-      target, table.with_options(draft, more | dict(kernels='int8')), gamma=1
-    )
-    assert make(m).draft.label == 'a (int4, int8 rows)'
-    with pytest.raises(
-      ValueError, match="kernels='int8' of a draft needs a ta"
-    ):
-      make(other)
 
 
 @pytest.mark.more

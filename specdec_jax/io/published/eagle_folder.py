@@ -116,13 +116,11 @@ def placed(
   return dataclasses.replace(config, block=block), made
 
 
-def digest(folder: pathlib.Path) -> str:
-  return files.digest([folder / 'config.json', *hf.weight_files(folder)])
-
-
-def stamp(folder: pathlib.Path) -> tuple[Any, ...]:
-  """What differs once the folder has other content."""
-  return folder, *files.stamp(sorted(folder.iterdir()))
+def paths(folder: pathlib.Path) -> list[pathlib.Path]:
+  """The files that a draft is read from; ValueError if one is missing."""
+  settings = folder / 'config.json'
+  files.read_json(settings)
+  return [settings, *hf.weight_files(folder)]
 
 
 def _claimed(

@@ -283,7 +283,7 @@ def _agrees(drafter, weights, tokens_BL, begin_B, features_BLE):
       weights, state, context(lengths_B), noise, None
     )
     one_B = jnp.ones(B, jnp.int32)
-    outcome = types.Outcome(one_B, one_B, one_B, draft.q_BKV[:, 0])
+    outcome = types.Outcome(one_B, one_B, one_B)
     features_BNE = jnp.take_along_axis(features_BLE, at_BN[..., None], 1)
     after = context(lengths_B + 1)
     state = drafter.commit(state, after, outcome, features_BNE)
