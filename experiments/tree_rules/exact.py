@@ -22,7 +22,7 @@ class Problems(NamedTuple):
   """Pairs of p and q, and every tree that may be drawn of each.
 
   counts: children of a node at each level.
-  p_XNVV, q_XKVV: as of problems.of_family.
+  p_XNVV, q_XKVV: as of problems.of_all_families.
   chance_XR, parents: of each tree, and of all.
   """
 

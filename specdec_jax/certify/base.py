@@ -92,10 +92,6 @@ class Subject(NamedTuple):
     names = [rule.name for rule in self.rules]
     return [rule for rule in self.rules if rule.on_chains not in names]
 
-  def takes(self, rule: types.Rule, name: str) -> bool:
-    """Whether a rule is tried with what a drafter of ours proposes."""
-    return rule.trees if name == TREE else rule in self.apart()
-
   def pair(
     self, world: World, gamma: int, rule: types.Rule | None = None, name=''
   ) -> Pair:
@@ -162,7 +158,7 @@ class Promise(NamedTuple):
   check: Callable[[Subject, int], Figure]
   quick: int
   full: int
-  seconds: float
+  seconds: float = 0.0
   about: tuple[str, ...] = ('rule', 'drafter', 'model')
 
 

@@ -46,17 +46,6 @@ def chi_square(counts, p, *, least: float = 10.0) -> float:
   return float(stats.chi2.sf(score, len(counts) - 1))
 
 
-def prefix_tests(name: str, counts, p) -> dict[str, Test]:
-  """A Test of the first m tokens for every m, and one of the last three."""
-  n, tests = p.ndim, {}
-  for m in range(1, n + 1):
-    rest = tuple(range(m, n))
-    tests[f'{name}: first {m} tokens'] = Test(counts.sum(rest), p.sum(rest))
-  before = tuple(range(n - 3))
-  tests[f'{name}: last 3 tokens'] = Test(counts.sum(before), p.sum(before))
-  return tests
-
-
 def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
   """Chi-square tests with Bonferroni's correction, shortest texts first."""
   bound, least = ALPHA / len(tests), 1.0
@@ -93,7 +82,8 @@ def _tests(
 ) -> dict[str, Test]:
   """The Tests of so many texts, of all prompts together; each has its own.
 
-  Tokens after a stop id count as that id.
+  One of the first m tokens for every m, and one of the last three; tokens after
+  a stop id count as that id.
 
   exact: (prompt, n) -> the distribution of n tokens, [V] * n.
   rows: of a batch, which is decoded again and again with other request numbers.
@@ -120,8 +110,11 @@ def _tests(
       np.add.at(count, tuple(tokens.T), 1)
   tests: dict[str, Test] = {}
   for prompt in prompts:
-    of = f'{name}, prompt of {len(prompt)}'
-    tests |= prefix_tests(of, counts[len(prompt)], exact(prompt, new))
+    count, p = counts[len(prompt)], exact(prompt, new)
+    others = {f'first {m}': range(m, new) for m in range(1, new + 1)}
+    for words, axes in (others | {'last 3': range(new - 3)}).items():
+      both = Test(count.sum(tuple(axes)), p.sum(tuple(axes)))
+      tests[f'{name}, prompt of {len(prompt)}: {words} tokens'] = both
   return tests
 
 
@@ -149,18 +142,19 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
   for rule, label, most, vocab, prompts in _cells(subject, full=full):
     # Of the full tier's nine cells five are long, and dear.
     texts = amount // 8 if full and prompts else amount
-    pair = subject.pair(subject.tables(vocab), most, rule, label)
+    world = subject.tables(vocab)
+    pair = subject.pair(world, most, rule, label)
     gamma = pair.drafter.gamma
-    # A drafter may fix its gamma; a long window needs a smaller vocabulary.
-    vocab = vocab if gamma <= 3 else 2
-    name = f'{rule.name}, {label}, gamma {gamma}, V {vocab}'
+    if gamma > 3 and vocab > 2:
+      # A drafter may fix its gamma; a long window needs a smaller vocabulary.
+      world = subject.tables(2)
+      pair = subject.pair(world, most, rule, label)
+    name = f'{rule.name}, {label}, gamma {gamma}, V {world.vocab}'
     # A name has one short window, and one after long prompts.
     if (cell := (name, bool(prompts))) in done:
       continue
     done[cell] = f'{rule.name} {label} {gamma}: {texts:,}'
-    world = subject.tables(vocab)
-    pair = subject.pair(world, most, rule, label)
-    prompts = prompts or [table_model.PROMPT[vocab]]
+    prompts = prompts or [table_model.PROMPT[world.vocab]]
     exact = functools.partial(base.joint, world, **_WARM)
     asked, rows = dict(_WARM, seed=subject.seed), min(texts, 2**14)
     tests |= _tests(world, pair, name, prompts, exact, texts, rows, **asked)

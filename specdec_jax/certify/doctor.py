@@ -75,7 +75,7 @@ def fresh_draws(subject: base.Subject, amount: int) -> base.Figure:
   )
   for what, texts in _texts(subject, world, request).items():
     text_BT = np.array(texts)[:, 1:]
-    equal = float((text_BT[:, 1:] == text_BT[:, :-1]).mean())
+    equal = np.mean(text_BT[:, 1:] == text_BT[:, :-1])
     # 1 / 13 is expected; the bound is some ten standard deviations away.
     if equal > 0.3:
       raise base.Broken(
@@ -93,10 +93,8 @@ def own_temperature(subject: base.Subject, amount: int) -> base.Figure:
   """no row is drawn at padding's or another row's temperature"""
   world = base.tables(13)
   prompts = base.ragged_prompts(amount, world.vocab, 0)
-  warm = [(0.0, 0.7, 1.0)[i % 3] for i in range(amount)]
-  asked = functools.partial(
-    base.make_request, world, prompts, _NEW, length=_LENGTH, seed=5
-  )
+  warm, sizes = np.resize([0.0, 0.7, 1.0], amount), dict(length=_LENGTH, seed=5)
+  asked = functools.partial(base.make_request, world, prompts, _NEW, **sizes)
   request, greedy = asked(temperature=warm), base.plain(world, asked())
   together = _texts(subject, world, request)
   for what, texts in together.items():
@@ -161,20 +159,17 @@ def bandwidth(subject: base.Subject, amount: int) -> base.Figure:
   return base.Figure(reached, f'{amount} %', 'reads of 1 GB')
 
 
-AMOUNTS = {
-  float32_products: 64,  # rows
-  whole_vocabulary: 50_000,  # ids
-  fresh_draws: 8,  # requests
-  own_temperature: 8,  # requests
-  windows: 200,  # pairs (p, q)
-  greedy_text: 40,  # tokens
-  bandwidth: 50,  # per cent
-}
 CHECKS = [
-  base.Promise(
-    x.__name__.replace('_', '-'), str(x.__doc__), x, amount, amount, 3
+  base.Promise(x.__name__.replace('_', '-'), str(x.__doc__), x, amount, amount)
+  for x, amount in (
+    (float32_products, 64),  # rows
+    (whole_vocabulary, 50_000),  # ids
+    (fresh_draws, 8),  # requests
+    (own_temperature, 8),  # requests
+    (windows, 200),  # pairs (p, q)
+    (greedy_text, 40),  # tokens
+    (bandwidth, 50),  # per cent
   )
-  for x, amount in AMOUNTS.items()
 ]
 
 

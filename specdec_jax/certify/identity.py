@@ -44,8 +44,9 @@ def programs(subject: base.Subject, *, full: bool) -> list[Program]:
   shapes = itertools.cycle(zip(GAMMAS * 4, BATCHES * 5, strict=True))
   out = []
   for rule in subject.rules:
-    every = [*subject.drafters, SCRIPTED]
-    for name in [x for x in every if subject.takes(rule, x)]:
+    for name in [*subject.drafters, SCRIPTED]:
+      if not (rule.trees if name == base.TREE else rule in subject.apart()):
+        continue
       big = (rule, name) in subject.pairs()
       world = 'transformer' if big else 'table'
       for _ in GAMMAS if full else [0]:
@@ -217,11 +218,10 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       request = base.make_request(
         world, [prompt], NEW, length=LENGTH, request=[turn], **draws
       )
-      (plain,) = base.plain(world, request)
-      (mine,) = base.texts(base.run(world, pair, request))
-      plain, mine = plain[len(prompt) :], mine[len(prompt) :]
+      both = base.plain(world, request)
+      both += base.texts(base.run(world, pair, request))
       (item,) = base.items(world, [prompt], [turn])
-      case = audit.Case(item, sampling, plain, mine)
+      case = audit.Case(item, sampling, *(x[len(prompt) :] for x in both))
       found = audit.compare(world.target, target, [case], passes)
       if found.bugs:
         raise base.Broken(f'{arm}, prompt {prompt}: {found.findings[0]}')

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import itertools
 from typing import Any
 
 import jax
@@ -111,7 +110,6 @@ def _arrangements(run, cases, wanted, what: str, alone: bool) -> int:
 # --- rows that are refilled ---------------------------------------------------
 
 ROWS, SHORT = 4, 2  # of a pool; gamma
-MANY = 9  # of a pool whose refills read two prompts
 FEW = 2  # of a window, where no more have requests
 QUICK_POOL = 20  # requests
 # Drafters whose drafts leave keys of their own there, until they are verified.
@@ -143,8 +141,8 @@ def pooled(subject: base.Subject, amount: int) -> base.Figure:
           found += _same_in_a_pool(*case, batch=full or i == 0)
   tried, cached = found.tolist()
   size = (
-    f'{ROWS} or {MANY} rows, {FEW} where that will do, refilled and cancelled '
-    f'in mid-flight, {cached:,} tokens of prompts not read again: '
+    f'{ROWS} rows, {FEW} where that will do, refilled and cancelled in '
+    f'mid-flight, {cached:,} tokens of prompts not read again: '
     f'{", ".join(names)}'
   )
   return base.none_of(tried, 'texts differ', amount, 'requests', size)
@@ -189,8 +187,8 @@ def _same_in_a_pool(
     )
     out = decode.programs(*loop[:4]).generate(weights, request)
     tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
-  rows = FEW, MANY if batch else ROWS
-  held = pool.Pool(loop, weights, rows=rows, prefix_caching=True, **sizes)
+  sizes |= dict(rows=(FEW, ROWS), prefix_caching=True)
+  held = pool.Pool(loop, weights, **sizes)
   found = _in_flight(held, items, each, np.random.default_rng(seed))
   got = [found[i].tokens for i in range(amount)]
   tried += base.same_texts(got, alone, 'not as alone')
@@ -209,12 +207,9 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
   running, found = set(), {}
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
-      count = min(held.part, held.free, len(waiting))
-      some = [waiting.popleft() for _ in range(int(rng.integers(count)) + 1)]
-      running |= {*some}
-      asked = requests.together([each[i] for i in some])
-      most = int(rng.integers(3))
-      held.begin(some, [items[i] for i in some], asked, most)
+      running.add(i := waiting.popleft())
+      asked, most = requests.together([each[i]]), int(rng.integers(3))
+      held.begin([i], [items[i]], asked, most)
     ended = held.advance(int(rng.integers(1, 4)))
     done = [i for i in ended if rng.random() < 0.8]
     found |= zip(done, held.take(done), strict=True)
@@ -236,10 +231,8 @@ def accounting(subject: base.Subject, amount: int) -> base.Figure:
   rows, vocab, done = 500, 5, 0
   world = subject.tables(vocab)
   each = -(-amount // len(subject.pairs()) // rows) * rows
-  for (rule, name), gamma in zip(
-    subject.pairs(), itertools.cycle(GAMMAS), strict=False
-  ):
-    pair = subject.pair(world, gamma, rule, name)
+  for i, (rule, name) in enumerate(subject.pairs()):
+    pair = subject.pair(world, GAMMAS[i % len(GAMMAS)], rule, name)
     gamma = pair.drafter.gamma
     for start in range(0, each, rows):
       numbers = np.arange(rows) + start
@@ -293,9 +286,9 @@ def _check_counts(out: decode.Output, request: decode.Request) -> None:
 
 def _ends_well(out: decode.Output, request: decode.Request) -> np.ndarray:
   """Whether each text ends at its first stop id or, without one, its limit."""
-  stop, good = int(request.stop_BX[0, 0]), []
-  spans = zip(request.lengths_B, out.lengths_B, request.limit_B, strict=True)
-  for row, (start, end, limit) in zip(out.tokens_BL, spans, strict=True):
-    new = row[start:end].tolist()
-    good.append(stop not in new[:-1] and (end == limit or new[-1:] == [stop]))
-  return np.array(good)
+  at_1L = np.arange(out.tokens_BL.shape[1])[None]
+  start_B1, end_B1 = request.lengths_B[:, None], out.lengths_B[:, None]
+  stops_BL = (out.tokens_BL == request.stop_BX[:, :1]) & (at_1L >= start_B1)
+  early_B = (stops_BL & (at_1L < end_B1 - 1)).any(1)
+  stopped_B = (stops_BL & (at_1L == end_B1 - 1)).any(1)
+  return ~early_B & (stopped_B | (out.lengths_B == request.limit_B))

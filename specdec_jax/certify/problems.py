@@ -75,26 +75,18 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 }
 
 
-def of_family(
-  family: str, seed: int | list[int], *, count: int, gamma: int, vocab: int
-):
-  """`count` random (p_XNVV, q_XKVV): of token k, given each token k - 1."""
-  dtype = np.dtype(jnp.result_type(float))
-  p, q = FAMILIES[family](
-    np.random.default_rng(seed), (count, gamma + 1, vocab, vocab), dtype
-  )
-  return p.astype(dtype), q.astype(dtype)[:, :gamma]
-
-
 def of_all_families(seed: int, *, each: int, gamma: int, vocab: int):
-  """`of_family` of every family, in their order, `each` of one."""
-  parts = [
-    of_family(
-      name, [seed, gamma, vocab, i], count=each, gamma=gamma, vocab=vocab
-    )
-    for i, name in enumerate(FAMILIES)
-  ]
-  return tuple(np.concatenate(x) for x in zip(*parts, strict=True))
+  """Random (p_XNVV, q_XKVV), `each` of every family in their order.
+
+  They are of token k, given each token k - 1.
+  """
+  dtype = np.dtype(jnp.result_type(float))
+  shape, parts = (each, gamma + 1, vocab, vocab), []
+  for i, family in enumerate(FAMILIES.values()):
+    rng = np.random.default_rng([seed, gamma, vocab, i])
+    parts.append(family(rng, shape, dtype))
+  p, q = (np.concatenate(x).astype(dtype) for x in zip(*parts, strict=True))
+  return p, q[:, :gamma]
 
 
 def target_distribution(p_XNVV) -> np.ndarray:
@@ -128,7 +120,7 @@ def parents_of(levels: str) -> tuple[int, ...]:
 def windows(
   p_XNVV, q_XKVV, kind: str, tree_K=None, *, count_X: Any = None
 ) -> Windows:
-  """The batch of problems, as of_family has them.
+  """The batch of problems, as of_all_families has them.
 
   Args:
     kind: of KINDS. Certain siblings are the likeliest tokens under q.
