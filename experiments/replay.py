@@ -236,16 +236,16 @@ def record(
     size = len(columns) // len(engines)
     for i, (texts, engine) in enumerate(zip(found, engines, strict=True)):
       own = columns[i * size : (i + 1) * size]
-      texts += _scored(engine, group, answers, np.stack([p_BL, *own], -1))
+      texts += _scored(engine, answers, np.stack([p_BL, *own], -1))
   # The last batch is filled with copies.
   return [texts[: len(items)] for texts in found]
 
 
-def _scored(engine, group, answers, columns_BLX) -> list[Text]:
+def _scored(engine, answers, columns_BLX) -> list[Text]:
   """The texts of a group, from the columns of `scores`."""
   texts = []
   for row, answer in enumerate(answers):
-    start = group.host.lengths_B[row]
+    start = len(answer.item.tokens)
     scored = columns_BLX[row, start : start + len(answer.tokens)]
     if answer.broken or not np.isfinite(scored).all():
       draft = engine.draft.label if engine.draft else engine.drafter.name

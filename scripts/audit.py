@@ -35,8 +35,8 @@ def run() -> bool:
   chosen = hosts.from_first(lambda: prompts.chosen(asked))
   loaded = settings_lib.load(settings)
   plan = plan_lib.make(loaded, chosen)
-  report = identity.run(plan_lib.arms(loaded), plan)
-  return identity.finish(report, _CONFIG.value.to_dict(), folder)
+  arms = plan_lib.arms(loaded)
+  return identity.run(arms, plan, _CONFIG.value.to_dict(), folder)
 
 
 if __name__ == '__main__':

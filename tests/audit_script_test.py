@@ -90,18 +90,8 @@ def test_a_planted_bug_is_found(folder):
   [
     ('--config.sampling.temperature=0.8', 'config.decode.rule=coupled'),
     ('--workdir=/dev/null/below', 'workdir /dev/null/below: cannot be'),
-    pytest.param(
-      '--config.target.sorce=x',
-      'config.target.sorce: no such key; config.target has ',
-      marks=pytest.mark.more,
-    ),
+    ('--config=nope.py', "No such file or directory: 'nope.py'"),
   ],
 )
 def test_refusals(folder, argument, expected):
   audit(folder, argument).check_refused(expected)
-
-
-@pytest.mark.more
-def test_a_config_that_is_not_there():
-  done = programs.run(SCRIPT, '--config=nope.py')
-  done.check_refused('audit.py: config nope.py: no such file')

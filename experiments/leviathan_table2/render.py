@@ -45,8 +45,8 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   first = [arms[-1] for arms in every]
   others = plan_lib.groups([plain, *first], plan, plan.calibration)
   programs = timing.compile_arms([plain, *first], others[0].full)
-  run = lambda group: programs[plain.name](plain.engine.weights, group.full)
-  known = {plain.name: [run(x) for x in others]}
+  decoded = (timing.turn([plain], programs, x)[plain.name] for x in others)
+  known = {plain.name: [x.output for x in decoded]}
   expected = predict.alphas([plain, *first], others, known)
   chosen, costs = [plain], {}
   for arms in every:
@@ -134,7 +134,7 @@ def predicted(
 def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
   """Equation 1 over the measured cost of a window with room for gamma."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  window = float(predict.window_cost(arm, costs, arm.gamma, full_N, full_N))
+  window = float(predict.window_cost(arm, costs, full_N, full_N))
   return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
 
 

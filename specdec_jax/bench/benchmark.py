@@ -6,8 +6,7 @@ prediction from the calibration prompts, runs of the test prompts, a judgement.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from specdec_jax.bench import (
 )
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
-from specdec_jax.costs import cost
 from specdec_jax.costs import distance as distance_lib
 
 Arms = Sequence[plan_lib.Arm]
@@ -43,29 +41,27 @@ def run(
     ValueError: the clock has too little time for one prompt.
   """
   about, (ceiling, read) = machine.describe(), timing.ceiling(arms, plan)
-  console = printing.console()
-  asked = plan_lib.setting(arms, plan)
+  console, asked = printing.console(), plan_lib.setting(arms, plan)
   tables.start(about, ceiling, asked, console)
-  main = clock.share(0.5) if plan.batch_sizes else clock
+  end = clock.share(0.5) if plan.batch_sizes else clock
 
-  costs = _costs(arms, plan, main)
-  tables.calibration(costs.parts, asked.batch_size, ceiling.tok_s, console)
-  end = main.later(-costs.speed.closing())
-  arms, plan = costs.arms, budget.fit(plan, costs.speed, end)
+  arms, programs, speed, parts, given = _costs(arms, plan, end)
+  tables.calibration(parts, ceiling.tok_s, console)
+  end = end.later(-speed.closing())
+  plan = budget.fit(plan, speed, end)
   setting = plan_lib.setting(arms, plan)
-  doc = records.Document(about, ceiling, setting, costs.parts, costs.given)
-  most = asked.max_new_tokens
-  doc, width = _predicted(doc, costs, plan, end, most)
+  doc = records.Document(about, ceiling, setting, parts, given)
+
+  doc, width = _predicted(doc, arms, programs, plan, speed, end)
   if doc.failed:
     return doc
-  plan = plan._replace(max_new_tokens=doc.setting.max_new_tokens)
   tables.plan(doc.setting, clock, width, console)
   if arms[1:]:
     tables.predicted(doc.predicted, console)
   arms = [x for x in arms if x.name not in doc.left_out]
-  costs = costs._replace(arms=arms)
 
-  doc = _tested(doc, costs, plan, read, end)
+  after = speed.alpha(plan.max_new_tokens)
+  doc = _tested(doc, arms, programs, plan, read, end, after)
   doc = doc._replace(cut=_cut(asked, doc.setting))
   if doc.failed:
     return doc
@@ -114,23 +110,12 @@ def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:
 # --- costs -------------------------------------------------------------------
 
 
-class _Costs(NamedTuple):
-  """What the parts of a window cost.
+def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock):
+  """Compiles everything and times the parts of a window.
 
-  arms: those of run; adaptive has its costs.
-  parts: as timed. given: what adaptive chooses by.
-  programs: compiled, by arm.
+  Returns (arms, where adaptive has its costs; programs by arm; Speed;
+  Calibration; the costs that adaptive chooses by).
   """
-
-  arms: Arms
-  parts: calibration_lib.Calibration
-  given: Mapping[str, Any]
-  programs: dict[str, Any]
-  speed: budget.Speed
-
-
-def _costs(arms: Arms, plan, clock: budget.Clock) -> _Costs:
-  """Compiles everything and times the parts."""
   group = plan_lib.middle(arms, plan, budget.WINDOWS)
   programs, speed = timing.first_step(arms, group)
   budget.check(plan, speed, clock)
@@ -141,7 +126,7 @@ def _costs(arms: Arms, plan, clock: budget.Clock) -> _Costs:
   programs |= timing.compile_arms(arms[1:], group.full)
   factors = {x.name: predict.slowest(x, parts) for x in arms[1:]}
   speed = speed._replace(step=parts.step, factors=factors)
-  return _Costs(arms, parts, given, programs, speed)
+  return arms, programs, speed, parts, given
 
 
 def _calibrated(arms: Arms, request: decode.Request, repeats: int):
@@ -158,32 +143,32 @@ def _calibrated(arms: Arms, request: decode.Request, repeats: int):
 
 
 def _predicted(
-  doc: records.Document, costs: _Costs, plan, clock: budget.Clock, most: int
+  doc: records.Document, arms: Arms, programs, plan, speed, clock: budget.Clock
 ) -> tuple[records.Document, float | None]:
   """The document with what the calibration prompts give, and the width of an
-  interval to expect. No test prompt is run; its setting is of those that will,
-  with answers of at most `most` tokens.
+  interval to expect. No test prompt is run; its setting is of those that will.
   """
-  arms = costs.arms
   groups = plan_lib.groups(arms, plan, plan.calibration)
   # Plain decoding emits one token a window but where rows share batches.
   asked = arms[1:] if plan.bench.batch_size == 1 else arms
   shown = printing.track(groups, 'acceptance')
-  ran = [timing.turn(asked, costs.programs, group) for group in shown]
+  ran = [timing.turn(asked, programs, group) for group in shown]
   outputs = {arm.name: [x[arm.name].output for x in ran] for arm in asked}
   if failed := identity.failures(plan_lib.texts(groups, outputs)):
     return doc._replace(failed=failed), None
-  gains = predict.gains(arms, costs.parts, outputs)
+  gains = predict.gains(arms, doc.calibration, outputs)
 
   def planned(left_out):
-    kept = {name: x for name, x in gains.items() if name not in left_out}
-    names = {x.drafter for x in arms if x.name in kept}
-    speed = costs.speed._replace(drafters=len(names))
-    found, width = budget.expected(plan, speed, kept, clock, most)
+    kept = {x.name: x.drafter for x in arms if x.name not in left_out}
+    own = {name: x for name, x in gains.items() if name in kept}
+    drafters = len({kept[name] for name in own})
+    found, width = budget.expected(
+      plan, speed._replace(drafters=drafters), own, clock
+    )
     batches = -(-len(found.test) // plan.bench.batch_size)
     told = doc._replace(
       setting=plan_lib.setting(arms, found),
-      predicted=predict.improvements(arms, costs.parts, outputs, batches),
+      predicted=predict.improvements(arms, doc.calibration, outputs, batches),
       left_out=left_out,
     )
     return told, width
@@ -198,15 +183,17 @@ def _predicted(
 
 
 def _tested(
-  doc: records.Document, costs: _Costs, plan, read, clock
+  doc: records.Document, arms: Arms, programs, plan, read, clock, after: float
 ) -> records.Document:
-  """The document with what test prompts give, run until the time is over."""
-  arms, groups = costs.arms, plan_lib.groups(costs.arms, plan, plan.test)
+  """The document with what test prompts give, run until the time is over.
+
+  read: of the ceiling. after: seconds that a batch takes once all are run.
+  """
+  groups = plan_lib.groups(arms, plan, plan.test)
   start, gb_s = program.elapsed(), []
-  after = costs.speed.alpha(plan.max_new_tokens)
   blocks = budget.blocks(len(groups), plan.bench.repeats, clock, after)
   blocks = timing.reading(blocks, read, gb_s)
-  runs = timing.measure(arms, groups, costs.programs, blocks)
+  runs = timing.measure(arms, groups, programs, blocks)
   measured = program.elapsed() - start
   ran_RG = np.isfinite(runs[arms[0].name].decoding_RG)
   plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
@@ -217,21 +204,23 @@ def _tested(
   texts = plan_lib.texts(groups, outputs)
   if failed := identity.failures(texts):
     return doc._replace(failed=failed)
-  audits = identity.compare(arms, plan, texts)
+  whole = timing.improvements(runs, whole=True)
   alphas = predict.alphas(arms, groups, outputs)
-  explained = predict.improvements(arms, costs.parts, outputs)
+  explained = predict.improvements(arms, doc.calibration, outputs)
   rows = [
     row._replace(
+      whole=whole[row.name],
+      time_to_first_token=timing.first_token(runs[row.name]),
       alpha=alphas.get(row.drafter),
       predicted=doc.predicted.get(row.name),
       explained=explained.get(row.name),
     )
-    for row in _rows(arms, runs, audits)
+    for row in _rows(arms, runs, identity.compare(arms, plan, texts))
   ]
   plain = [x.tokens for x in texts[arms[0].name]]
   return doc._replace(
     rows=rows,
-    categories=_categories(arms, costs.parts, groups, runs),
+    categories=_categories(arms, doc.calibration, groups, runs),
     repeated_8grams=metrics.repeated_ngrams(plain),
   )
 
@@ -239,18 +228,15 @@ def _tested(
 def _rows(arms: Arms, runs, audits, level: float = 0.95) -> list[records.Row]:
   """What is measured of every arm; level: how often all intervals hold."""
   improvement = timing.improvements(runs, level=level)
-  whole = timing.improvements(runs, whole=True, level=level)
   return [
     records.Row(
       *(arm.name, arm.drafter, arm.gamma),
-      metrics.summary(metrics.join(mine.outputs)),
-      tok_s=timing.tok_s(mine),
+      metrics.summary(metrics.join(runs[arm.name].outputs)),
+      tok_s=timing.tok_s(runs[arm.name]),
       improvement=improvement[arm.name],
-      whole=whole[arm.name],
-      time_to_first_token=timing.first_token(mine),
       audit=audits.get(arm.name),
     )
-    for arm, mine in zip(arms, runs.values(), strict=True)
+    for arm in arms
   ]
 
 
@@ -258,10 +244,11 @@ def _categories(arms: Arms, parts, groups, runs) -> list[records.Row]:
   """At batch size 1 only: the time of a larger batch is of no one category."""
   if any(len(group.items) > 1 for group in groups):
     return []
-  of: dict[str, list[int]] = {}
-  for i, group in enumerate(groups):
-    if name := group.items[0].category:
-      of.setdefault(name, []).append(i)
+  named = [group.items[0].category for group in groups]
+  of = {
+    name: [i for i, x in enumerate(named) if x == name]
+    for name in dict.fromkeys(filter(None, named))
+  }
   # Those with an interval share the chance of an error.
   tested = sum(len(x) >= intervals.FEWEST for x in of.values())
   out, level = [], 1 - 0.05 / max(tested, 1)
@@ -296,38 +283,11 @@ def _cut(asked: records.Setting, ran: records.Setting):
 def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
   """Every arm in a full pool of one of the plan's batch sizes, audited too."""
   bench = dataclasses.replace(plan.bench, batch_size=size)
-  queues = steady.queues(plan := plan._replace(bench=bench))
-  runs = steady.measure(arms, plan, queues, clock)
-  tokens_AG, seconds_AG, ended, answers = zip(*runs, strict=True)
-  ran = queues[: len(seconds_AG[0])]
-  prompts = len({x.id for queue in ran for x in queue})
-  level = 1 - 0.05 / len(plan.batch_sizes)
-  gains = intervals.speedups(tokens_AG, seconds_AG, level, prompts)
-  gains = [intervals.Interval(1.0, 1.0, 1.0), *gains]
-  names = [arm.name for arm in arms]
-  answers = dict(zip(names, answers, strict=True))
+  plan = plan._replace(bench=bench)
+  runs, answers = steady.measure(arms, plan, clock)
   both = sorted(set.intersection(*map(set, answers.values())))
   texts = {name: [x[at] for at in both] for name, x in answers.items()}
   audits = identity.compare(arms, plan, texts)
-  rows = [
-    records.Row(
-      *(arm.name, arm.drafter, arm.gamma),
-      metrics.summary(metrics.join(ended[i])),
-      tok_s=sum(tokens_AG[i]) / sum(seconds_AG[i]),
-      improvement=gains[i],
-      audit=audits.get(arm.name),
-    )
-    for i, arm in enumerate(arms)
-  ]
+  rows = _rows(arms, runs, audits, 1 - 0.05 / len(plan.batch_sizes))
   failed = identity.failures({x: [*y.values()] for x, y in answers.items()})
-  return records.Batch(size, rows, _best_gammas(rows), failed, prompts)
-
-
-def _best_gammas(rows: Sequence[records.Row]) -> dict[str, int]:
-  """By drafter, the gamma with the largest measured win; 0 where none wins."""
-  won: dict[str, dict[int, float]] = {x.drafter: {} for x in rows[1:]}
-  for row in rows[1:]:
-    value = row.improvement.value
-    if row.improvement.outcome == 'win' and value:
-      won[row.drafter][row.gamma] = value
-  return {drafter: cost.best(x) for drafter, x in won.items()}
+  return records.Batch(size, rows, failed)

@@ -83,14 +83,9 @@ class Speed(NamedTuple):
 
   def test(self, tokens: int) -> float:
     """Seconds of a batch of test prompts in all arms, prefill and alpha too."""
-    return self.decoding(tokens) + self.filling() + self.alpha(tokens)
-
-  def decoding(self, tokens: int) -> float:
-    return 1.15 * tokens * self.step * (1 + sum(self.factors.values()))
-
-  def filling(self) -> float:
-    """Seconds of a batch's prefill in all arms."""
-    return self.prefill * (1 + 1.5 * self.drafters)
+    decoding = 1.15 * tokens * self.step * (1 + sum(self.factors.values()))
+    filling = self.prefill * (1 + 1.5 * self.drafters)
+    return decoding + filling + self.alpha(tokens)
 
   def alpha(self, tokens: int) -> float:
     """Seconds in which target and draft read a batch's texts again."""
@@ -127,11 +122,10 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
 
 def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
   """(windows in a sample, repeats) of the timing of the parts."""
-  if not clock.limited:
-    return WINDOWS, 5
   # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
   once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
-  return min(WINDOWS, max(4, int(_PARTS * clock.seconds / 4 / once))), 3
+  count = min(WINDOWS, max(4, _PARTS * clock.seconds / 4 / once))
+  return int(count), 3 if clock.limited else 5
 
 
 def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
@@ -173,20 +167,16 @@ def expected(
   speed: Speed,
   gains: Mapping[str, np.ndarray],
   clock: Clock,
-  most: int,
 ) -> tuple[plan_lib.Plan, float | None]:
   """The plan of the test prompts that will fit, and half the 95 % interval of
   an improvement to expect, as a share of it.
 
   gains: predicted improvement by method, on each batch of calibration prompts.
-  most: tokens of an answer, to which those of the plan may be doubled.
   """
   rows = plan.bench.batch_size
   if clock.limited:
     factors = {name: 1 / float(np.mean(x)) for name, x in gains.items()}
     speed = speed._replace(factors=factors or speed.factors)
-    tokens = _longer(plan, speed, clock, most)
-    plan = plan._replace(max_new_tokens=tokens)
     blocks = max(int(clock.left() / speed.test(plan.max_new_tokens)), 1)
     batches = min(blocks, -(-len(plan.test) // rows))
     repeats = min(plan.bench.repeats, blocks // batches)
@@ -198,19 +188,6 @@ def expected(
   # All hold at once; methods are taken as independent.
   t = stats.t.ppf(1 - 0.025 / len(gains), batches - 1)
   return plan, float(t * max(spreads) / batches**0.5)
-
-
-def _longer(plan, speed: Speed, clock: Clock, most: int) -> int:
-  """Tokens of an answer, doubled while prefill takes more than they do and six
-  batches fit: now arms are left out, and their speed is known."""
-  tokens = plan.max_new_tokens
-  batches = min(-(-len(plan.test) // plan.bench.batch_size), intervals.FEWEST)
-  while tokens < most and speed.decoding(tokens) < speed.filling():
-    longer = min(2 * tokens, most)
-    if batches * speed.test(longer) > clock.left():
-      break
-    tokens = longer
-  return tokens
 
 
 def left_out(

@@ -4,6 +4,7 @@ Here: which settings promise equal tokens, the comparison, and the run of the
 audit program. audit.py explains a difference.
 """
 
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import rich.markup
 from scipy import special
 
-from specdec_jax import machine, metrics, printing, types
+from specdec_jax import hosts, machine, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit, records, tables, verdict
 from specdec_jax.bench import plan as plan_lib
@@ -51,29 +52,19 @@ def compare(
     out[arm.name] = records.Audit(promised, len(plain))
     if promised != 'tokens':
       continue
-    pairs = zip(plain, answers[arm.name], strict=True)
-    cases = [_case(plan.sampling, one, two) for one, two in pairs]
+    cases = []
+    for one, two in zip(plain, answers[arm.name], strict=True):
+      # A text that ended on broken logits is reported as a failure; only the
+      # tokens that both emitted are compared.
+      broken = one.broken or two.broken
+      end = min(len(one.tokens), len(two.tokens)) if broken else None
+      texts = one.tokens[:end], two.tokens[:end]
+      cases.append(audit.Case(one.item, plan.sampling, *texts))
     cases = printing.track(cases, f'audit of {arm.name}')
     target, sizes = arm.engine.target, (plan.buffer, plan.bench.batch_size)
     passes = audit.Passes(arm.gamma, arm.engine.options.chunk, *sizes)
-    found = audit.compare(target.model, target.params, cases, passes)
-    word = lambda x, y=target.tokenizer: None if x is None else y.decode([x])
-    out[arm.name] = found._replace(
-      findings=tuple(
-        x._replace(plain_text=word(x.plain), other_text=word(x.other))
-        for x in found.findings
-      )
-    )
+    out[arm.name] = audit.compare(target.model, target.params, cases, passes)
   return out
-
-
-def _case(s, plain: records.Answer, other: records.Answer) -> audit.Case:
-  """s: the sampling settings of both."""
-  # A text that ended on broken logits is reported as a failure; only the
-  # tokens that both emitted are compared.
-  broken = plain.broken or other.broken
-  end = min(len(plain.tokens), len(other.tokens)) if broken else None
-  return audit.Case(plain.item, s, plain.tokens[:end], other.tokens[:end])
 
 
 def failures(
@@ -94,8 +85,16 @@ def failures(
 # --- the audit program -------------------------------------------------------
 
 
-def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
-  """Runs every arm once on all prompts and compares; arms[0] is plain.
+def run(
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
+  config: Any,
+  folder: pathlib.Path | None,
+) -> bool:
+  """Runs every arm once on all prompts, compares, and prints, the JSON last.
+
+  arms[0] is plain decoding. config: part of the document. folder: for
+  audit.json; None saves nothing. Returns whether nothing is wrong.
 
   Raises:
     ValueError: no arm but plain decoding.
@@ -106,13 +105,13 @@ def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
       'decoding: want a method and a gamma of 1 or more'
     )
   groups = plan_lib.groups(arms, plan, plan.test + plan.calibration)
-  outputs = {
-    arm.name: [
-      plan_lib.decoded(arm, arm.engine.programs.generate, x)
+  outputs = {}
+  for arm in arms:
+    run = functools.partial(arm.engine.programs.generate, arm.engine.weights)
+    outputs[arm.name] = [
+      hosts.fetch(run(plan_lib.capped(arm, x.full)))
       for x in printing.track(groups, f'decoding with {arm.name}')
     ]
-    for arm in arms
-  }
   answers = plan_lib.texts(groups, outputs)
   audits = compare(arms, plan, answers)
   rows = [
@@ -123,32 +122,18 @@ def run(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan) -> records.Report:
     )
     for arm in arms[1:]
   ]
-  return records.Report(
-    machine.describe(),
-    plan_lib.setting(arms, plan),
-    rows,
-    total(list(audits.values()), answers[arms[0].name]),
-    failures(answers),
-  )
-
-
-def finish(
-  report: records.Report, config: Any, folder: pathlib.Path | None
-) -> bool:
-  """Prints everything, the JSON last; true if nothing is wrong.
-
-  config: part of the document.
-  folder: for audit.json; None saves nothing.
-  """
-  sentences = verdict.audit_sentences(report)
-  out = {'config': config, **report._asdict(), 'verdict': sentences}
-  console = printing.console()
-  tables.machine(report.machine, console)
-  tables.setting(report.setting, console)
+  counts = total([*audits.values()], answers[arms[0].name])
+  about, failed = machine.describe(), failures(answers)
+  setting, console = plan_lib.setting(arms, plan), printing.console()
+  sentences = verdict.audit_sentences(rows, counts, failed)
+  tables.machine(about, console)
+  tables.setting(setting, console)
   console.print()
-  _print(report, console)
+  _print(rows, console)
+  out = dict(config=config, machine=about, setting=setting, rows=rows)
+  out |= dict(total=counts, failed=failed, verdict=sentences)
   tables.close(sentences, out, console, folder and folder / 'audit.json')
-  return not report.failed and not report.total.bugs
+  return not failed and not counts.bugs
 
 
 _TEXTS: list[tables.Column] = [
@@ -162,11 +147,11 @@ _TEXTS: list[tables.Column] = [
 ]
 # Of (name of the method, Finding).
 _FINDINGS: list[tables.Column] = [
-  ('prompt', '1.id', lambda x: rich.markup.escape(_cut(x, 20))),
+  ('prompt', '1.id', lambda x: rich.markup.escape(x[:20])),
   ('method', '0', '{}'),
   ('at', '1.position', '{}'),
-  ('plain', '1', lambda x: _token(x.plain, x.plain_text)),
-  ('other', '1', lambda x: _token(x.other, x.other_text)),
+  ('plain', '1.plain', '{}'),
+  ('other', '1.other', '{}'),
   ('gap', '1.gap', '{:.2g}'),
   ('noise', '1.noise', '{:.2g}'),
   ('rounding', '1.rounding', '{:.2g}'),
@@ -175,12 +160,9 @@ _FINDINGS: list[tables.Column] = [
 ]
 
 
-def _print(report: records.Report, console: tables.Console) -> None:
-  failed = lambda name: str(sum(x.method == name for x in report.failed))
-  columns = [*_TEXTS, ('failed', 'name', failed)]
-  title = 'Texts against plain decoding'
-  console.print(tables.table(title, report.rows, columns))
-  audits = [(r.name, r.audit) for r in report.rows if r.audit]
+def _print(rows: Sequence[records.Row], console: tables.Console) -> None:
+  console.print(tables.table('Texts against plain decoding', rows, _TEXTS))
+  audits = [(r.name, r.audit) for r in rows if r.audit]
   found = [(name, x) for name, y in audits for x in y.findings]
   if not found:
     return
@@ -194,16 +176,6 @@ def _print(report: records.Report, console: tables.Console) -> None:
   )
 
 
-def _token(token: int | None, text: str | None) -> str:
-  if token is None or text is None:
-    return '-'
-  return rich.markup.escape(f'{token} {_cut(repr(text), 12)}')
-
-
-def _cut(text: str, size: int) -> str:
-  return text if len(text) <= size else f'{text[: size - 2]}..'
-
-
 def total(
   audits: Sequence[records.Audit], plain: Sequence[records.Answer]
 ) -> records.Total:
@@ -211,24 +183,24 @@ def total(
 
   A prompt, or a source, with an equal answer is read at the same positions.
   """
+  every = records.together(audits)
+  assert every
   longest: dict[object, int] = {}
   for one in audits:
     for x, tokens in zip(plain, one.compared, strict=True):
       text = tuple(map(tuple, (x.item.tokens, x.item.source, x.tokens)))
       longest[text] = max(longest.get(text, 0), tokens)
   positions = sum(longest.values())
-  wrong = {
-    (x.id, x.position) for a in audits for x in a.findings if x.verdict == 'BUG'
-  }
+  wrong = {(x.id, x.position) for x in every.findings if x.verdict == 'BUG'}
   good = positions - len(wrong)
   # If every position is a bug, no rate below 1 is ruled out.
   most = special.betaincinv(len(wrong) + 1, good, 0.95) if good > 0 else 1.0
   return records.Total(
-    texts=sum(x.requests for x in audits),
-    tokens=sum(x.tokens for x in audits),
+    texts=every.requests,
+    tokens=every.tokens,
     positions=positions,
-    identical=sum(x.identical for x in audits),
-    ties=sum(x.ties for x in audits),
-    bugs=sum(x.bugs for x in audits),
+    identical=every.identical,
+    ties=every.ties,
+    bugs=every.bugs,
     bugs_at_most=1000 * float(most),
   )

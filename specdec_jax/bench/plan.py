@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import build, decode, hosts, requests
+from specdec_jax import build, decode, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.bench import records
@@ -51,15 +51,9 @@ class Plan(NamedTuple):
 
 
 class Group(NamedTuple):
-  """Prompts that decode together, and their request.
-
-  items: the prompts.
-  host: the request on the host.
-  full: the same on the device.
-  """
+  """Prompts that decode together, and their request on the device."""
 
   items: tuple[requests.Item, ...]
-  host: decode.Request
   full: decode.Request
 
 
@@ -120,16 +114,11 @@ def make(
 
 
 def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-  """The flag --batch_sizes as numbers.
-
-  Raises:
-    ValueError: anything but integers of 1 or more.
-  """
-  for text in texts:
-    if not text.isdecimal() or int(text) < 1:
-      raise ValueError(
-        f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
-      )
+  """The flag --batch_sizes as numbers; raises ValueError for others."""
+  if not all(x.isdecimal() and int(x) for x in texts):
+    raise ValueError(
+      f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
+    )
   return tuple(sorted({int(text) for text in texts}))
 
 
@@ -172,11 +161,6 @@ def capped(arm: Arm, request: decode.Request) -> decode.Request:
   return request._replace(gamma_B=jnp.minimum(request.gamma_B, arm.gamma))
 
 
-def decoded(arm: Arm, program, group: Group) -> decode.Output:
-  """What the arm's compiled or jitted `generate` makes of it, on the host."""
-  return hosts.fetch(program(arm.engine.weights, capped(arm, group.full)))
-
-
 def shortened(request: decode.Request, tokens: int) -> decode.Request:
   """The request with room for so many tokens at most."""
   end_B = jnp.minimum(request.limit_B, request.lengths_B + tokens)
@@ -203,16 +187,15 @@ def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
 def _group(arms, plan: Plan, items, new: int) -> Group:
   target, s = arms[0].engine.target, plan.sampling
   sampled = s.temperature, s.top_k, s.top_p, s.seed
-  host = requests.make(
+  made = requests.make(
     items,
     requests.Wanted(new, *sampled, target.tokenizer.eos_ids),
     gamma=max(arm.gamma for arm in arms),
     length=plan.buffer,
     sources=plan.sources or None,
   )
-  full = requests.place(host, target.layout)
-  full = full if target.layout else jax.device_put(full)
-  return Group(tuple(items), host, full)
+  full = requests.place(made, target.layout)
+  return Group(tuple(items), full if target.layout else jax.device_put(full))
 
 
 def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:
@@ -233,8 +216,8 @@ def answers(
   out = []
   for group, output in zip(groups, outputs, strict=True):
     for row, item in enumerate(group.items):
-      start, end = group.host.lengths_B[row], output.lengths_B[row]
-      tokens = output.tokens_BL[row, start:end].tolist()
+      end = output.lengths_B[row]
+      tokens = output.tokens_BL[row, len(item.tokens) : end].tolist()
       out.append(records.Answer(item, tokens, bool(output.info.broken_B[row])))
   return out
 
@@ -257,17 +240,18 @@ def cut(plan: Plan, batches: int, repeats: int) -> Plan:
 
 
 def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
-  engine = arms[0].engine
+  target, rule = arms[0].engine.target, arms[0].engine.rule
   drafts = (a.engine.draft.label for a in arms if a.engine.draft)
   tested = {item.category for item in plan.test}
   known = dict.fromkeys(item.category for item in plan.calibration)
   return records.Setting(
-    target=engine.target.label,
+    target=target.label,
     draft=next(drafts, None),
-    dtype=engine.target.dtype,
-    rule=engine.rule.name,
-    lossless=engine.rule.lossless,
-    weights=_weights(arms),
+    dtype=target.dtype,
+    rule=rule.name,
+    lossless=rule.lossless,
+    weights={'target': work.tree_bytes(target.params)}
+    | {arm.drafter: _own_bytes(arm.engine) for arm in arms[1:]},
     sampling=dataclasses.asdict(plan.sampling),
     batch_size=plan.bench.batch_size,
     max_new_tokens=plan.max_new_tokens,
@@ -276,18 +260,14 @@ def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
     judged_prompts=len(plan.test),
     other_prompts=len(plan.calibration),
     not_judged=tuple(x for x in known if x not in tested),
-    codes=engine.target.codes,
+    codes=target.codes,
   )
 
 
-def _weights(arms: Sequence[Arm]) -> dict[str, int]:
-  params = arms[0].engine.target.params
-  out = {'target': work.tree_bytes(params)}
-  for arm in arms[1:]:
-    engine = arm.engine
-    # A head reduced to some ids is held beside the full one.
-    whole = engine.draft.params if engine.draft else ()
-    # Before costs are known, only the parts of adaptive have weights.
-    held = engine.weights.draft, whole, [x.params for x in engine.parts]
-    out[arm.drafter] = work.tree_bytes(work.own_leaves(held, params))
-  return out
+def _own_bytes(engine: build.Engine) -> int:
+  """Of the drafter's weights, without the target's."""
+  # A head reduced to some ids is held beside the full one.
+  whole = engine.draft.params if engine.draft else ()
+  # Before costs are known, only the parts of adaptive have weights.
+  held = engine.weights.draft, whole, [x.params for x in engine.parts]
+  return work.tree_bytes(work.own_leaves(held, engine.target.params))

@@ -21,7 +21,7 @@ from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
-from specdec_jax.costs import cost, parts
+from specdec_jax.costs import parts
 from specdec_jax.drafters import branch
 from specdec_jax.models import work
 
@@ -106,32 +106,22 @@ def alphas(
     if not texts or not parts.has_q(arm.engine, groups[0]):
       continue
     rule = arm.engine.rule
-    columns = [
-      _overlap(arm, group, plain)
-      for group, plain in printing.track(texts, f'alpha of {name}')
-    ]
-    text, proposed, alpha, distance = (
-      np.concatenate(x) for x in zip(*columns, strict=True)
-    )
-
-    mean = lambda x, where: metrics.ratio(x[where].sum(), where.sum())
+    shown = printing.track(texts, f'alpha of {name}')
+    columns = zip(*(_overlap(arm, *text) for text in shown), strict=True)
+    alpha_X, distance_X = map(np.concatenate, columns)
+    mean = lambda x_X: metrics.ratio(x_X.sum(), len(x_X))
     keeps = rule.lossless or rule.kept is not None
     emits = rule.lossless or rule.emitted is not None
     out[name] = records.Alpha(
-      mean(alpha, text) if keeps else None,
-      mean(alpha, text & proposed) if keeps else None,
-      mean(distance, text) if emits else None,
-      int(text.sum()),
+      mean(alpha_X) if keeps else None, mean(distance_X) if emits else None
     )
   return out
 
 
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
-  """(text_BL, proposed_BL, alpha_BL, distance_BL) of a group.
-
-  Whether plain decoding emitted the token at an index, and one is proposed.
-  """
-  engine, (B, L) = arm.engine, plain.tokens_BL.shape
+  """(alpha_X, distance_X) of the tokens that plain decoding emitted."""
+  engine, index_BL = arm.engine, np.indices(plain.tokens_BL.shape)[1]
+  begin_B = np.array([len(x.tokens) for x in group.items])
   text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
   request = group.full._replace(**text)
   proposals_BL = None
@@ -139,7 +129,7 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
     proposals_BL, _ = parts.propose_along(
       engine.weights,
       request,
-      np.int32(np.max(plain.lengths_B - group.host.lengths_B)),
+      np.int32(np.max(plain.lengths_B - begin_B)),
       loop=engine.loop,
     )
   found = overlap(
@@ -151,86 +141,86 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
     rule=engine.rule,
     chunk=engine.options.chunk,
   )
-  index_1L = np.arange(L)[None]
-  begin_B1, end_B1 = group.host.lengths_B[:, None], plain.lengths_B[:, None]
-  text_BL = (index_1L >= begin_B1) & (index_1L < end_B1)
-  # Past its context a model drafts nothing.
-  most = L if engine.q is None else engine.q.context
-  proposed_BL = np.broadcast_to(index_1L <= most, (B, L))
-  if proposals_BL is not None:
+  text_BL = index_BL >= begin_B[:, None]
+  text_BL &= index_BL < plain.lengths_B[:, None]
+  if engine.q is None:
     proposed_BL = hosts.fetch(proposals_BL) >= 0
-  found = [x * proposed_BL for x in hosts.fetch(found)]
-  return text_BL, proposed_BL, *(x.astype(np.float64) for x in found)
+  else:  # past its context a model drafts nothing
+    proposed_BL = index_BL <= engine.q.context
+  found = [(x * proposed_BL)[text_BL] for x in hosts.fetch(found)]
+  return [x.astype(np.float64) for x in found]
 
 
 # --- what acceptance is worth ------------------------------------------------
 
 
 class Counts(NamedTuple):
-  """What a method did on each batch G.
+  """What a method did on each batch G, and plain decoding beside it.
 
-  emitted_G: tokens. windows_G: passes of the target. widths_GN: those by the
-  number of drafts that they had room for. second_GN: those of them for which
-  the second of two drafters drafted.
+  emitted_G, plain_G: tokens. windows_G, steps_G: passes of the target.
+  widths_GN: windows by the number of drafts that they had room for. second_GN:
+  those of them for which the second of two drafters drafted.
   """
 
   emitted_G: np.ndarray
   windows_G: np.ndarray
   widths_GN: np.ndarray
   second_GN: np.ndarray
+  plain_G: np.ndarray
+  steps_G: np.ndarray
 
 
-def counted(outputs: Sequence[decode.Output]) -> Counts:
-  """The Counts of a method's outputs, one for each batch."""
-  infos = [x.info for x in outputs]
-  emitted = [metrics.emitted(x) for x in infos]
-  widths, second = zip(*map(metrics.windows, infos), strict=True)
-  found = emitted, [max(x.sum(), 1) for x in widths], widths, second
+def counted(
+  outputs: Sequence[decode.Output], plain: Sequence[decode.Output] | None
+) -> Counts:
+  """The Counts of a method's outputs, one for each batch.
+
+  plain: plain decoding's; None: its windows emit one token.
+  """
+  widths, second = zip(*(metrics.windows(x.info) for x in outputs), strict=True)
+  emitted = [metrics.emitted(x.info) for x in outputs]
+  windows = [max(x.sum(), 1) for x in widths]
+  usual = [1.0] * len(outputs), [1.0] * len(outputs)
+  if plain:
+    usual = counted(plain, None)[:2]
+  found = emitted, windows, widths, second, *usual
   return Counts(*(np.array(x, float) for x in found))
 
 
-def tokens_per_window(found: Counts, plain: Counts | None, times_SG):
-  """Tokens of a window over those of a plain one, each batch so many times.
-
-  plain: on the same batches; None: its windows emit one token.
-  """
-  mean = lambda x: (times_SG @ x.emitted_G) / (times_SG @ x.windows_G)
-  return mean(found) / (1 if plain is None else mean(plain))
+def gain(arm: plan_lib.Arm, calibration, found: Counts, times_SG):
+  """[S]: the improvement by the cost model, each batch so many times."""
+  cost_S = window_cost(arm, calibration, *_shares(found, times_SG))
+  return _tokens(found, times_SG) / cost_S
 
 
-def shares_of_widths(found: Counts, times_SG):
-  """([S, N], [S, N]): the shares of windows that Counts has by their room, each
-  batch so many times."""
+def _tokens(found: Counts, times_SG):
+  """[S]: tokens of a window over those of a plain one."""
+  total = lambda x_G: times_SG @ x_G
+  own = total(found.emitted_G) / total(found.windows_G)
+  return own * total(found.steps_G) / total(found.plain_G)
+
+
+def _shares(found: Counts, times_SG):
+  """([S, N], [S, N]): the shares of windows that Counts has by their room."""
   every = (times_SG @ found.windows_G)[..., None]
   return tuple(times_SG @ x / every for x in (found.widths_GN, found.second_GN))
-
-
-def gain(arm: plan_lib.Arm, calibration, found: Counts, plain, times_SG):
-  """[S]: the improvement by the cost model, each batch so many times.
-
-  plain: as in tokens_per_window.
-  """
-  shares = shares_of_widths(found, times_SG)
-  cost_S = window_cost(arm, calibration, arm.gamma, *shares)
-  return tokens_per_window(found, plain, times_SG) / cost_S
 
 
 def window_cost(
   arm: plan_lib.Arm,
   calibration: calibration_lib.Calibration,
-  gamma: int,
   widths_SN,
   second_SN,
 ):
-  """Mean cost of a window of at most gamma drafts, in plain steps.
+  """Mean cost of a window of the arm, in plain steps.
 
-  widths_SN, second_SN: of shares_of_widths.
+  widths_SN, second_SN: shares of windows, as Counts has them.
   """
   engine = arm.engine
   # Early exit has already run part of the verify pass.
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
-  # Windows with more room than gamma would be of gamma.
-  room_N = np.minimum(np.arange(widths_SN.shape[-1]), gamma)
+  # No window has more room than gamma, whatever its program holds.
+  room_N = np.minimum(np.arange(widths_SN.shape[-1]), arm.gamma)
   # No pass takes less time than a plain step: where one seems to, it was noise.
   passes_N = calibration_lib.at_width(calibration.verify, room_N + 1)
   cost_N = rest * np.maximum(passes_N, 1)
@@ -260,7 +250,7 @@ def _drafting(calibration, drafter: types.Drafter, room_N) -> np.ndarray:
 def slowest(arm: plan_lib.Arm, calibration) -> float:
   """Time of a token over plain decoding's, if a window emits 1.2 of them."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
-  return float(window_cost(arm, calibration, arm.gamma, full_N, full_N)) / 1.2
+  return float(window_cost(arm, calibration, full_N, full_N)) / 1.2
 
 
 def interval(
@@ -268,7 +258,6 @@ def interval(
   arm: plan_lib.Arm,
   calibration: calibration_lib.Calibration,
   found: Counts,
-  plain: Counts | None,
   batches: int,
 ) -> intervals.Interval:
   """The 90 % interval of a predicted improvement on so many other batches.
@@ -281,8 +270,8 @@ def interval(
   if count < 2 or not batches or not calibration.repeats:
     return intervals.Interval(value)
   all_1G, less_GG = np.ones((1, count)), 1 - np.eye(count)
-  left_G = np.log(gain(arm, calibration, found, plain, less_GG))
-  costs = [gain(arm, x, found, plain, all_1G) for x in calibration.repeats]
+  left_G = np.log(gain(arm, calibration, found, less_GG))
+  costs = [gain(arm, x, found, all_1G) for x in calibration.repeats]
   variance = (count - 1) * np.var(left_G) + np.var(np.log(costs))
   # What is predicted is a sample of prompts too.
   sd = (variance * (1 + count / batches)) ** 0.5
@@ -298,29 +287,17 @@ def improvement(
   batches: int = 0,
 ) -> records.Prediction:
   """The Prediction of one arm, not plain decoding; see improvements."""
-  found, base = counted(outputs), counted(plain) if plain else None
-  once_G = np.ones(len(outputs))
-  tokens = float(tokens_per_window(found, base, once_G))
-  shares = shares_of_widths(found, once_G)
+  found, once_G = counted(outputs, plain), np.ones(len(outputs))
+  tokens = float(_tokens(found, once_G))
+  value = float(gain(arm, calibration, found, once_G))
+  ends = interval(value, arm, calibration, found, batches)
   summary = metrics.summary(metrics.join(outputs))
-  hist = summary.accepted_histogram
-  by_gamma = {}
-  least = arm.gamma if arm.engine.drafter.tree else 1
-  for gamma in range(least, arm.gamma + 1):
-    shorter = cost.histogram_tokens(cost.truncated(hist, gamma))
-    needed = window_cost(arm, calibration, gamma, *shares)
-    share = shorter / cost.histogram_tokens(hist)
-    by_gamma[gamma] = float(tokens * share / needed)
-  value = by_gamma[arm.gamma]
-  ends = interval(value, arm, calibration, found, base, batches)
   return records.Prediction(
     tokens=tokens,
     window_cost=tokens / value,
     improvement=value,
     low=ends.low,
     high=ends.high,
-    by_gamma=by_gamma,
-    best_gamma=cost.best(by_gamma),
     by_tree=by_tree(arm, calibration, summary, value),
   )
 
@@ -335,37 +312,34 @@ def by_tree(arm, calibration, counts: metrics.Summary, value: float):
   value: of the arm's own tree.
   """
   engine, timed = arm.engine, calibration_lib.interpolated
-  if engine.parts:
-    return {}
-
-  def gain(deep: int, wide: int, nodes: int, drafted: float) -> float:
-    kept_K = [x[wide - 1] for x in counts.accepted_by_width[:deep]]
-    drafting = calibration.propose[engine.drafter.name]
+  found, own = {}, 1.0
+  for name, deep, wide, nodes, drafted in _smaller(engine):
+    kept = sum(x[wide - 1] for x in counts.accepted_by_width[:deep])
     needed = max(float(timed(calibration.verify, nodes + 1)), 1)
-    needed += float(timed(drafting, drafted))
-    return (counts.target_calls + sum(kept_K)) / needed
-
-  found = {x: gain(*y) for x, y in _smaller(engine.drafter)}
-  return {x: value * y / [*found.values()][-1] for x, y in found.items()}
+    needed += float(timed(calibration.propose[engine.drafter.name], drafted))
+    found[name] = own = (counts.target_calls + kept) / needed
+  return {name: value * x / own for name, x in found.items()}
 
 
-def _smaller(drafter: types.Drafter):
-  """(name, (levels, nodes of a level, nodes, nodes drafted)) of each tree.
+def _smaller(engine):
+  """(name, levels, nodes of a level, nodes, nodes drafted) of each tree.
 
   The drafter's own is the last. Of its likeliest nodes no levels are counted.
   """
-  levels, gamma = drafter.tree, drafter.gamma
-  if branch.is_ranked(drafter):
+  levels, gamma = engine.drafter.tree, engine.drafter.gamma
+  if engine.parts:
+    return
+  if branch.is_ranked(engine.drafter):
     for count in range(1, 1 + gamma):
       name = f'best:{count}'
       drafted = gamma * len(branch.levels_of(name)) / len(levels)
-      yield name, (gamma, count, count, drafted)
+      yield name, gamma, count, count, drafted
     return
   sizes = range(1, 1 + len(levels)), range(1, 1 + max(levels, default=0))
   for deep, wide in itertools.product(*sizes):
     part = [min(x, wide) for x in levels[:deep]]
     name = ','.join(map(str, part))
-    yield name, (deep, max(part), sum(part), sum(levels[:deep]))
+    yield name, deep, max(part), sum(part), sum(levels[:deep])
 
 
 def improvements(
@@ -377,22 +351,19 @@ def improvements(
   decoding's may be missing at batch size 1, where its windows emit one token.
   batches: of prompts to predict for; 0 gives no intervals.
   """
-  base = outputs.get(arms[0].name)
+  plain = outputs.get(arms[0].name)
   return {
-    arm.name: improvement(arm, calibration, outputs[arm.name], base, batches)
-    for arm in arms[1:]
-    if outputs[arm.name]
+    x.name: improvement(x, calibration, outputs[x.name], plain, batches)
+    for x in arms[1:]
+    if outputs[x.name]
   }
 
 
 def gains(arms, calibration, outputs) -> dict[str, np.ndarray]:
   """By arm, the improvement predicted from each batch alone, [G]."""
-  base = outputs.get(arms[0].name)
-  plain = counted(base) if base else None
-  out = {}
-  for arm in arms[1:]:
-    if outputs[arm.name]:
-      found = counted(outputs[arm.name])
-      alone_GG = np.eye(len(found.windows_G))
-      out[arm.name] = gain(arm, calibration, found, plain, alone_GG)
-  return out
+  plain = outputs.get(arms[0].name)
+  return {
+    x.name: gain(x, calibration, counted(mine, plain), np.eye(len(mine)))
+    for x in arms[1:]
+    if (mine := outputs[x.name])
+  }

@@ -97,17 +97,9 @@ def manual() -> list[Prompt]:
   """Paragraphs of Python's own manual, which differs between its versions.
 
   Those of 80 characters or more, cut at 1,000, shuffled.
-
-  Raises:
-    ValueError: a Python without it.
   """
-  try:
-    from pydoc_data import topics  # half a megabyte, and not in every Python
-  except ImportError as error:
-    raise ValueError(
-      f'prompts {MANUAL}: this Python has no manual (pydoc_data): install it, '
-      'or give a JSONL file'
-    ) from error
+  from pydoc_data import topics  # half a megabyte, and not in every Python
+
   found = [x.strip() for y in topics.topics.values() for x in y.split('\n\n')]
   found = list(dict.fromkeys(x for x in found if len(x) > SHORT))
   order = np.random.default_rng(0).permutation(len(found)).tolist()
@@ -176,10 +168,15 @@ def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
     raise ValueError(
       f'{kind} is {_shown(content)}: it must be a list of at least one'
     )
+  if 'id' in row and 'question_id' in row:
+    raise ValueError('has id and question_id: keep one of the two')
+  id = row.get('id', row.get('question_id', index))
+  if type(id) is not int:
+    _text(id, 'id', kind='a text or an integer')
   category = _text(row['category'], 'category') if 'category' in row else None
   settings = {key: row[key] for key in own if key in row}
   listed = kind == 'turns'
-  prompt = Prompt(_id(row, index), category, own=settings, listed=listed)
+  prompt = Prompt(str(id), category, own=settings, listed=listed)
   if kind == 'messages':
     for i, x in enumerate(content):
       if not isinstance(x, dict):
@@ -199,18 +196,6 @@ def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
         'from 0 to 2147483647'
       )
   return dataclasses.replace(prompt, tokens=tuple(content))
-
-
-def _id(row: dict[str, Any], index: str) -> str:
-  given = [key for key in ('id', 'question_id') if key in row]
-  if len(given) > 1:
-    raise ValueError('has id and question_id: keep one of the two')
-  if not given:
-    return index
-  value = row[given[0]]
-  if type(value) is int:
-    return str(value)
-  return _text(value, given[0], kind='a text or an integer')
 
 
 def _text(text: Any, name: str, *, kind: str = 'a text') -> str:

@@ -4,7 +4,7 @@ Properties are what tables show of a record: documents leave them out.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from specdec_jax import metrics, requests
@@ -74,15 +74,17 @@ class Alpha(NamedTuple):
   None is not known: of a lossy rule that does not say what it keeps or emits.
 
   alpha: sum_x of types.Rule.kept; 0 where nothing is proposed.
-  alpha_where_proposed: alpha over positions with a proposal.
   total_variation: between p and the distribution that the rule emits.
-  positions: number of positions.
   """
 
   alpha: float | None
-  alpha_where_proposed: float | None
   total_variation: float | None
-  positions: int
+
+  @property
+  def away(self) -> str:
+    """The total variation in a sentence or a cell."""
+    x = self.total_variation
+    return 'unknown' if x is None else f'{x:.2g}'
 
 
 class Prediction(NamedTuple):
@@ -92,8 +94,6 @@ class Prediction(NamedTuple):
   window_cost: in plain steps.
   improvement: tokens / window_cost.
   low, high: its 90 % interval for other prompts; None if not known.
-  by_gamma: improvement at this and, estimated, at smaller gammas.
-  best_gamma: the best of by_gamma, 0 where none is above 1.
   by_tree: of a tree, improvement of it and, estimated, of smaller ones, by
     the nodes of their levels, or 'best:N'.
   """
@@ -103,8 +103,6 @@ class Prediction(NamedTuple):
   improvement: float
   low: float | None
   high: float | None
-  by_gamma: dict[int, float]
-  best_gamma: int
   by_tree: dict[str, float] = {}
 
 
@@ -135,7 +133,6 @@ class Finding(NamedTuple):
     moves by up to one rounding; at least one rounding of the largest logit.
   reason: why it is a bug.
   id: the prompt's.
-  plain_text, other_text: the two tokens as text.
   """
 
   verdict: Literal['identical', 'tie', 'BUG']
@@ -147,8 +144,6 @@ class Finding(NamedTuple):
   rounding: float | None = None
   reason: str = ''
   id: str = ''
-  plain_text: str | None = None
-  other_text: str | None = None
 
 
 class Audit(NamedTuple):
@@ -180,6 +175,19 @@ class Audit(NamedTuple):
   @property
   def bugs(self) -> int:
     return sum(x.verdict == 'BUG' for x in self.findings)
+
+
+def together(audits: Iterable[Audit | None]) -> Audit | None:
+  """Audits under one rule as one; None among them is plain decoding's."""
+  known = [x for x in audits if x]
+  if not known:
+    return None
+  return Audit(
+    known[0].promised,
+    sum(x.requests for x in known),
+    tuple(n for x in known for n in x.compared),
+    tuple(y for x in known for y in x.findings),
+  )
 
 
 class Failure(NamedTuple):
@@ -230,10 +238,6 @@ class Row(NamedTuple):
     return self.improvement.value / self.predicted.improvement
 
   @property
-  def drafts_per_window(self) -> float | None:
-    return metrics.ratio(self.counts.drafted_tokens, self.counts.target_calls)
-
-  @property
   def by_position(self) -> list[float | None]:
     return self.counts.acceptance_per_position[: self.gamma]
 
@@ -244,15 +248,11 @@ class Batch(NamedTuple):
   batch_size: rows of the pool.
   rows: speed and improvement with the prompts that are read meanwhile, over
     sets of prompts; counts and audit of the requests that ended.
-  best_gamma: by drafter, the fastest; 0 where none surely wins.
-  prompts: different ones, in all sets that ran.
   """
 
   batch_size: int
   rows: list[Row]
-  best_gamma: dict[str, int]
   failed: list[Failure]
-  prompts: int
 
 
 class Document(NamedTuple):
@@ -303,13 +303,3 @@ class Total(NamedTuple):
   ties: int
   bugs: int
   bugs_at_most: float
-
-
-class Report(NamedTuple):
-  """The document of the audit program."""
-
-  machine: dict[str, Any]
-  setting: Setting
-  rows: list[Row]
-  total: Total
-  failed: list[Failure]

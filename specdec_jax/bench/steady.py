@@ -6,28 +6,15 @@ many prompts are read as answers end.
 
 import collections
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import numpy as np
 
 from specdec_jax import pool, requests
-from specdec_jax.bench import budget, intervals, records
+from specdec_jax.bench import budget, intervals, records, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
 
 _TURNS = 2  # answers of a row, at least, that end while the clock runs
-
-
-class Steady(NamedTuple):
-  """An arm on sets G of prompts.
-
-  tokens_G, seconds_G: emitted, and gone, while the clock ran.
-  ended: the requests that ended meanwhile.
-  answers: theirs, by set and index in its queue.
-  """
-
-  tokens_G: list[int]
-  seconds_G: list[float]
-  ended: list[requests.Ended]
-  answers: dict[tuple[int, int], records.Answer]
 
 
 def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
@@ -44,14 +31,19 @@ def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
 
 
 def measure(
-  arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, found, clock: budget.Clock
-) -> list[Steady]:
-  """By arm, of as many queues as the clock allows; the arms take turns."""
+  arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, clock: budget.Clock
+) -> tuple[dict[str, timing.Runs], dict[str, dict]]:
+  """By arm, its Runs of as many queues as the clock allows, and its answers.
+
+  The arms take turns. outputs of Runs: the requests that ended; their answers
+  are by set and index in its queue.
+  """
   s, ends = plan.sampling, arms[0].engine.target.tokenizer.eos_ids
   rows, asked = plan.bench.batch_size, (s.temperature, s.top_k, s.top_p, s.seed)
   sizes = dict(length=plan.buffer, sources=plan.sources, stops=len(ends))
   engines = {id(x.engine): x.engine for x in arms}
   pools = {x: pool.Pool.of(y, rows=rows, **sizes) for x, y in engines.items()}
+  found = queues(plan)
 
   def run(arm: plan_lib.Arm, g: int, new: int):
     wanted = requests.Wanted(new, *asked, ends, arm.gamma)
@@ -59,18 +51,27 @@ def measure(
 
   for arm in arms:  # compiles
     run(arm, 0, 1)
-  out = [Steady([], [], [], {}) for _ in arms]
+  ran = {arm.name: [] for arm in arms}
   for _, g in budget.blocks(len(found), 1, clock):
-    turns = [(i + g) % len(arms) for i in range(len(arms))]
-    for arm, mine in ((arms[i], out[i]) for i in turns):
-      tokens, seconds, ended = run(arm, g, plan.max_new_tokens)
-      mine.tokens_G.append(tokens)
-      mine.seconds_G.append(seconds)
-      for i, x in ended.items():
-        text = x.tokens[x.start :], x.reason == 'non-finite'
-        mine.answers[g, i] = records.Answer(found[g][i], *text)
-        mine.ended.append(x)
-  return out
+    for i in range(len(arms)):
+      arm = arms[(i + g) % len(arms)]
+      ran[arm.name].append(run(arm, g, plan.max_new_tokens))
+  runs, answers = {}, {}
+  for name, each in ran.items():
+    tokens_G, seconds_G, ended_G = zip(*each, strict=True)
+    prompts_G = [len({x.id for x in queue}) for queue in found[: len(each)]]
+    seconds_RG = np.array([seconds_G])
+    outputs = [x for ended in ended_G for x in ended.values()]
+    counts = np.array(tokens_G), np.array(prompts_G)
+    runs[name] = timing.Runs(outputs, *counts, seconds_RG, 0 * seconds_RG)
+    answers[name] = {
+      (g, i): records.Answer(
+        found[g][i], x.tokens[x.start :], x.reason == 'non-finite'
+      )
+      for g, ended in enumerate(ended_G)
+      for i, x in ended.items()
+    }
+  return runs, answers
 
 
 def timed(held: pool.Pool, queue) -> tuple[int, float, dict]:

@@ -35,31 +35,20 @@ _LEAST, _MOST = 2**25, {'cpu': 2**28, 'other': 2**30}
 _READS = 6
 
 
-class Compiled(NamedTuple):
-  """An engine's programs at one request's shapes, as in decode.Programs."""
-
-  start: Any
-  finish: Any
-
-  def __call__(self, weights, request: decode.Request) -> decode.Output:
-    """What decode.Programs.generate makes of it."""
-    state, info = self.finish(weights, request, *self.start(weights, request))
-    return decode.Output(state.tokens_BL, state.lengths_B, info)
-
-
 class Runs(NamedTuple):
   """Runs of an arm on batches G of prompts.
 
-  outputs: one for each batch; runs of a batch emit the same.
+  outputs: of the batches; runs of one emit the same.
+  tokens_G: emitted. prompts_G: different ones; no two batches share one.
   decoding_RG: seconds of all windows; NaN where not run.
   prefill_RG: seconds before them; arms of one engine share theirs.
-  prompts: different ones in all batches.
   """
 
-  outputs: list[decode.Output]
+  outputs: list[Any]
+  tokens_G: np.ndarray
+  prompts_G: np.ndarray
   decoding_RG: np.ndarray
   prefill_RG: np.ndarray
-  prompts: int
 
   @property
   def decoding_G(self) -> np.ndarray:
@@ -70,37 +59,30 @@ class Runs(NamedTuple):
   def prefill_G(self) -> np.ndarray:
     return np.nanmean(self.prefill_RG, 0)
 
-  @property
-  def tokens_G(self) -> np.ndarray:
-    return np.array([metrics.emitted(x.info) for x in self.outputs])
-
   def picked(self, batches: Sequence[int]) -> 'Runs':
     """Those of some batches alone."""
-    return self._replace(
-      outputs=[self.outputs[g] for g in batches],
-      decoding_RG=self.decoding_RG[:, batches],
-      prefill_RG=self.prefill_RG[:, batches],
+    outputs, *arrays = self
+    return Runs(
+      [outputs[g] for g in batches], *(x[..., batches] for x in arrays)
     )
 
 
-def compile_arms(arms, request: decode.Request) -> dict[str, Compiled]:
-  """By arm, its engine compiled at the request's shapes."""
+def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
+  """By arm, its programs, of which start and finish are compiled for the
+  request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
-  done = {
-    key: _compiled(engine, request)
-    for key, engine in printing.track(engines.items(), 'compiling')
-  }
+  done = {}
+  for key, engine in printing.track(engines.items(), 'compiling'):
+    asked, programs = (engine.weights, request), engine.programs
+    start = programs.start.lower(*asked).compile()
+    begun = jax.tree.map(
+      lambda x, where: x.update(sharding=where),
+      jax.eval_shape(programs.start, *asked),
+      start.output_shardings,
+    )
+    finish = programs.finish.lower(*asked, *begun).compile()
+    done[key] = programs._replace(start=start, finish=finish)
   return {arm.name: done[id(arm.engine)] for arm in arms}
-
-
-def _compiled(engine, request: decode.Request) -> Compiled:
-  asked = engine.weights, request
-  start = engine.programs.start.lower(*asked).compile()
-  begun = jax.eval_shape(engine.programs.start, *asked)
-  begun = jax.tree.map(
-    lambda x, where: x.update(sharding=where), begun, start.output_shardings
-  )
-  return Compiled(start, engine.programs.finish.lower(*asked, *begun).compile())
 
 
 def first_step(arms: Sequence[plan_lib.Arm], group: plan_lib.Group):
@@ -127,7 +109,7 @@ class Ran(NamedTuple):
 
 def turn(
   arms: Sequence[plan_lib.Arm],
-  programs: Mapping[str, Compiled],
+  programs: Mapping[str, decode.Programs],
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
   """Every arm on one batch, by its name, in this order.
@@ -156,7 +138,7 @@ def turn(
 def measure(
   arms: Sequence[plan_lib.Arm],
   groups: Sequence[plan_lib.Group],
-  programs: Mapping[str, Compiled],
+  programs: Mapping[str, decode.Programs],
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
   """By arm, its Runs; block by block, each of which begins with another
@@ -176,14 +158,16 @@ def measure(
       found = {name: x._replace(output=None) for name, x in found.items()}
     ran[repeat, g] = found
   repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
-  prompts = len({x.id for group in groups[:batches] for x in group.items})
+  prompts_G = [len({x.id for x in group.items}) for group in groups[:batches]]
   out = {}
   for arm in arms:
     decoding_RG, prefill_RG = np.full((2, repeats, batches), np.nan)
     for at, found in ran.items():
       prefill_RG[at], decoding_RG[at], _ = found[arm.name]
     outputs = [ran[0, g][arm.name].output for g in range(batches)]
-    out[arm.name] = Runs(outputs, decoding_RG, prefill_RG, prompts)
+    tokens_G = np.array([metrics.emitted(x.info) for x in outputs])
+    counts = tokens_G, np.array(prompts_G)
+    out[arm.name] = Runs(outputs, *counts, decoding_RG, prefill_RG)
   return out
 
 
@@ -204,12 +188,13 @@ def improvements(
   draft; else of decoding alone. level: how often all intervals hold.
   """
   plain, *names = runs
-  seconds = [x.decoding_G + whole * x.prefill_G for x in runs.values()]
-  tokens = [x.tokens_G for x in runs.values()]
-  # Copies that fill a batch are no further prompts.
-  rows = sum(x.lengths_B.size for x in runs[plain].outputs)
-  prompts = min(rows, runs[plain].prompts)
-  found = intervals.speedups(tokens, seconds, level, prompts)
+  found = intervals.speedups(
+    [x.tokens_G for x in runs.values()],
+    [x.decoding_G + whole * x.prefill_G for x in runs.values()],
+    level,
+    # Copies that fill a batch are no further prompts.
+    int(runs[plain].prompts_G.sum()),
+  )
   return {plain: intervals.Interval(1.0, 1.0, 1.0)} | dict(
     zip(names, found, strict=True)
   )

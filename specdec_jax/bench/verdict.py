@@ -29,7 +29,6 @@ _CHANGES = {
 _OF_CATEGORIES = {
   'win': 'wins on',
   'loss': 'loses on',
-  'plain': "is plain decoding here (the program's choice) on",
   'unclear': 'is not told from plain decoding on',
   'too few': f'has fewer than {intervals.FEWEST} prompts, no interval, of',
 }
@@ -41,15 +40,14 @@ def sentences(doc: records.Document) -> list[str]:
   if doc.failed:
     return [*out, 'No figures, for texts are cut short.']
   changes, tried = [], by_drafter(doc.rows)
+  if not tried:
+    return [*out, 'Plain decoding only: nothing to compare it with.']
   for drafter, rows in tried.items():
     best = rows[0]
     mine = [c for c in doc.categories if c.name == best.name]
     mine.sort(key=_rank, reverse=True)
     out += _about(best, doc) + _by_category(best, mine)
-    change = _change(best, mine, {r.gamma for r in rows})
-    changes.append(f'  {drafter}: {change}')
-  if not tried:
-    return [*out, 'Plain decoding only: nothing to compare it with.']
+    changes.append(f'  {drafter}: {_change(best, mine)}')
   out.append(_of_texts(doc))
   if doc.cut:
     cut = (f'{x} of {most} {name}' for name, (x, most) in doc.cut.items())
@@ -64,8 +62,8 @@ def sentences(doc: records.Document) -> list[str]:
       f'{doc.repeated_8grams:.0%} of the 8-grams in the text are repeats: '
       'looping text flatters every draft, read the numbers with care.'
     )
-  for drafter in doc.crossover[0].best_gamma if doc.crossover else ():
-    out.append(_by_batch(drafter, doc.crossover))
+  if doc.crossover:
+    out += [_by_batch(drafter, doc.crossover) for drafter in tried]
   if doc.distance:
     out.append(of_distance(doc.distance))
   elif codes := doc.setting.codes:
@@ -118,14 +116,16 @@ def failed(doc: records.Document) -> list[records.Failure]:
   ]
 
 
-def _audits(doc: records.Document) -> list[records.Audit]:
+def _audit(doc: records.Document) -> records.Audit | None:
+  """That of all texts; None where none could be compared."""
   rows = [*doc.rows, *(row for batch in doc.crossover for row in batch.rows)]
-  return [row.audit for row in rows if row.audit]
+  return records.together(row.audit for row in rows)
 
 
 def sound(doc: records.Document) -> bool:
   """Whether every difference is explained and no request failed."""
-  return not failed(doc) and not any(x.bugs for x in _audits(doc))
+  audit = _audit(doc)
+  return not failed(doc) and not (audit and audit.bugs)
 
 
 def failures(found: Sequence[records.Failure]) -> list[str]:
@@ -136,13 +136,13 @@ def failures(found: Sequence[records.Failure]) -> list[str]:
     'finite; try dtype float32.'
     for x in found[:5]
   ]
-  more = len(found) - 5
-  return out + ([f'And {more} more failed so.'] if more > 0 else [])
+  return out + [f'And {len(found) - 5} more failed so.'] * (len(found) > 5)
 
 
-def audit_sentences(report: records.Report) -> list[str]:
+def audit_sentences(
+  rows: Sequence[Row], t: records.Total, failed: Sequence[records.Failure]
+) -> list[str]:
   """Sentences about an audit: failures, counts, and their limits."""
-  t = report.total
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
   ties = '1 tie' if t.ties == 1 else f'{t.ties} ties'
   counts = (
@@ -153,44 +153,37 @@ def audit_sentences(report: records.Report) -> list[str]:
   )
   little = [
     f'{row.name} had no draft accepted: its texts test little.'
-    for row in report.rows
+    for row in rows
     if not row.counts.accepted_tokens
   ]
-  return [*failures(report.failed), counts, *little]
+  return [*failures(failed), counts, *little]
 
 
 def _of_texts(doc: records.Document) -> str:
   """What the rule promises of the texts, and whether they keep it."""
-  audits = _audits(doc)
-  if any(x.promised == 'nothing' for x in audits):
-    known = {r.drafter: r.alpha.total_variation for r in doc.rows if r.alpha}
-    away = ''
-    if None in known.values():
-      away = ' by an unknown distance: the rule does not say what it emits'
-    elif known:
-      off = ', '.join(f'{x:.2g} ({name})' for name, x in known.items())
-      away = f', on average {off} away in total variation'
+  audit = _audit(doc)
+  assert audit
+  if audit.promised == 'nothing':
+    known = {r.drafter: r.alpha.away for r in doc.rows if r.alpha}
+    off = ', '.join(f'{x} ({name})' for name, x in known.items())
     return (
       'This rule is LOSSY: tokens follow another distribution than the '
-      f"target's{away}."
+      f"target's, on average by a total variation of {off or 'unknown size'}."
     )
-  compared = [x for x in audits if x.promised == 'tokens']
-  if not compared:
+  if audit.promised == 'distribution':
     return (
       'Tokens follow the same distribution as plain decoding but are not the '
       'same tokens: sampling under this rule promises no more (use '
       'rule=coupled to compare).'
     )
-  checked = sum(x.requests for x in compared)
-  if bugs := sum(x.bugs for x in compared):
+  if audit.bugs:
     return (
-      f'[red]BUG[/red]: {bugs} of {checked} texts differ from plain decoding '
-      'by more than rounding explains. Do not use these numbers.'
+      f'[red]BUG[/red]: {audit.bugs} of {audit.requests} texts differ from '
+      'plain decoding by more than rounding explains. Do not use these numbers.'
     )
   return (
-    f'Checked {checked} texts token for token against plain decoding: '
-    f'{sum(x.ties for x in compared)} part at a tie within rounding noise, 0 '
-    'unexplained.'
+    f'Checked {audit.requests} texts token for token against plain decoding: '
+    f'{audit.ties} part at a tie within rounding noise, 0 unexplained.'
   )
 
 
@@ -199,25 +192,23 @@ def _of_texts(doc: records.Document) -> str:
 
 def _about(best: Row, doc: records.Document) -> list[str]:
   """The best gamma of a drafter, why it does not win, what was predicted."""
-  x, s = best.improvement, doc.setting
-  plain = doc.rows[0].tok_s
-  tok_s = ''
-  if plain and best.tok_s:
-    tok_s = f' ({best.tok_s:.3g} against {plain:.3g} tok/s)'
+  x, s, plain = best.improvement, doc.setting, doc.rows[0].tok_s
+  assert plain and best.tok_s
   out = [
     f'{best.drafter}: {_OF_DRAFTERS[x.outcome]}; best at gamma {best.gamma}, '
-    f'{_times(x)} plain decoding{tok_s}, whole requests {_times(best.whole)}.'
+    f'{_times(x)} plain decoding ({best.tok_s:.3g} against {plain:.3g} tok/s), '
+    f'whole requests {_times(best.whole)}.'
   ]
   if x.outcome == 'unclear':
     out.append(f'  {_more(x, s.judged_prompts, doc.measured)}')
   if x.outcome == 'too few':
-    few = _few(s.judged_prompts, 'batch')
-    out.append(f'  There is no interval: {few}.')
+    out.append(
+      f'  No interval: {s.judged_prompts} prompts ran, {s.batch_size} in a '
+      f'batch; it needs {intervals.FEWEST}, in two batches or more.'
+    )
   if x.outcome != 'win':
     out.append(f'  {_why([best])}')
-  if best.predicted:
-    out.append(f'  {_of_prediction(best)}')
-  return out
+  return out + _of_prediction(best)
 
 
 def _times(x: intervals.Interval) -> str:
@@ -241,32 +232,21 @@ def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
   )
 
 
-def _few(prompts: int, unit: str) -> str:
-  """Why so many prompts give no interval. unit: what an interval is over."""
-  if prompts < intervals.FEWEST:
-    tests = '1 test prompt' if prompts == 1 else f'{prompts} test prompts'
-    return f'{tests} ran, and at least {intervals.FEWEST} are needed'
-  return f'{prompts} prompts ran in one {unit}, and at least two are needed'
-
-
 def _by_batch(drafter: str, crossover: Sequence[records.Batch]) -> str:
   """The batch sizes at which a drafter is faster, slower or neither."""
-  told, few = {}, ''
+  told, words = {}, {'win': 'faster at', 'loss': 'slower at'}
   for batch in crossover:
     outcome = by_drafter(batch.rows)[drafter][0].improvement.outcome
-    words = {'win': 'faster at', 'loss': 'slower at'}
     word = words.get(outcome, 'cannot tell at')
     told.setdefault(word, []).append(str(batch.batch_size))
-    if outcome == 'too few':
-      few = f' ({_few(batch.prompts, "set")})'
   found = '; '.join(f'{word} {", ".join(x)}' for word, x in told.items())
-  return f'{drafter}, by batch size: {found}{few}.'
+  return f'{drafter}, by batch size: {found}.'
 
 
 def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
   out = []
   for outcome, words in _OF_CATEGORIES.items():
-    found = [x for x in categories if _outcome(x) == outcome]
+    found = [x for x in categories if x.improvement.outcome == outcome]
     if found:
       gain = lambda x: f' {x.improvement.value:.2f}x'
       names = ', '.join(x.category + gain(x) for x in found)
@@ -275,77 +255,52 @@ def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
   return out
 
 
-def _outcome(x: Row) -> str:
-  """The outcome, or 'plain' where an adaptive method chose not to draft."""
-  outcome = x.improvement.outcome
-  off = x.drafter == 'adaptive' and (x.counts.proposal_rate or 0) < 0.1
-  return 'plain' if off and outcome != 'win' else outcome
-
-
 def _why(rows: Sequence[Row]) -> str:
   """Why rows or categories lose: tokens of a window against its cost."""
-  counts = [r.counts for r in rows]
-  known = lambda values: [x for x in values if x is not None]
-  tokens = known(x.block_efficiency for x in counts)
+  tokens = [r.counts.block_efficiency or 0.0 for r in rows]
   costs = [r.explained.window_cost for r in rows if r.explained]
-  text = (
+  return (
     f'Why: a window emits {_span(tokens)} tokens in the time of '
-    f'{_span(costs)} plain steps'
+    f'{_span(costs)} plain steps.'
   )
-  rate = known(x.proposal_rate for x in counts)
-  accepted = known(x.draft_acceptance_rate for x in counts)
-  if rate and min(rate) < 0.3:
-    text += f'; something is proposed in {_span(rate, ".0%")} of windows'
-  if accepted and min(accepted) < 0.5:
-    text += f'; {_span(accepted, ".0%")} of the proposed tokens are accepted'
-  return text + '.'
 
 
-def _span(values: Sequence[float], form: str = '.2f') -> str:
-  low, high = (format(f(values), form) for f in (min, max))
+def _span(values: Sequence[float]) -> str:
+  low, high = (f'{end(values):.2f}' for end in (min, max))
   return low if low == high else f'{low} to {high}'
 
 
-def _of_prediction(best: Row) -> str:
+def _of_prediction(best: Row) -> list[str]:
   x, own, measured = best.predicted, best.explained, best.improvement.value
-  assert x and own and measured
+  if not x:
+    return []
+  assert own and measured
   told = x.improvement
   ends = '' if x.low is None else f' (90 %: {x.low:.2f} to {x.high:.2f})'
-  return (
-    f'Predicted before the run: {told:.2f}x{ends}. Measured over predicted is '
-    f'{measured / told:.2f}: a factor {own.improvement / told:.2f} from '
+  return [
+    f'  Predicted before the run: {told:.2f}x{ends}. Measured over predicted '
+    f'is {measured / told:.2f}: a factor {own.improvement / told:.2f} from '
     'acceptance (predicted from other prompts) and '
     f'{measured / own.improvement:.2f} from time (parts timed alone).'
-  )
+  ]
 
 
 # --- what to change ----------------------------------------------------------
 
 
-def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
+def _change(best: Row, categories: Sequence[Row]) -> str:
   outcome, model = best.improvement.outcome, best.explained
   assert model
-  lost = [x.category for x in categories if _outcome(x) == 'loss']
+  lost = [x.category for x in categories if x.improvement.outcome == 'loss']
   but = f', but not for {", ".join(lost)}' if lost else ''
   used = f'gamma {best.gamma}'
   if best.counts.accepted_by_width:  # decode.gammas says nothing of trees
     used = f'it as it is, with its tree of {best.gamma} nodes'
   text = _CHANGES[outcome].format(used, rich.markup.escape(but))
-  if model.best_gamma and model.best_gamma not in tried:
-    text += (
-      f' Try gamma {model.best_gamma}: by the cost model '
-      f'{model.by_gamma[model.best_gamma]:.2f}x, gamma {best.gamma} '
-      f'{model.improvement:.2f}x.'
-    )
   trees = model.by_tree
   if trees and (tree := max(trees, key=trees.__getitem__)) != list(trees)[-1]:
     text += (
       f" Try the tree '{tree}': by the cost model {trees[tree]:.2f}x, this one "
       f'{model.improvement:.2f}x.'
-    )
-  if outcome != 'win' and model.tokens < model.window_cost:
-    text += (
-      f' To break even a window must emit {model.window_cost:.2f} tokens '
-      f'(here {model.tokens:.2f}) or cost {model.tokens:.2f} plain steps.'
     )
   return text

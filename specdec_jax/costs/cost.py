@@ -6,7 +6,6 @@ v(n) is the time of an n-wide verify over a plain step, v(1) = 1.
 """
 
 import heapq
-from collections.abc import Sequence
 
 # Of what its elder siblings leave, the share that a further child is accepted
 # with: an assumption. Of an EAGLE it is less, of a good draft model more.
@@ -55,21 +54,3 @@ def best(improvements: dict[int, float]) -> int:
   """The gamma of the largest improvement; 0 (do not speculate) if all <= 1."""
   gamma = max(improvements, key=improvements.__getitem__, default=0)
   return gamma if improvements and improvements[gamma] > 1 else 0
-
-
-def histogram_tokens(windows: Sequence[float]) -> float:
-  """Tokens per window from counts of windows by number of accepted drafts.
-
-  Exact: unlike equation 1 it does not assume independent positions.
-  Worked example: 5 windows that accept 0 and 5 that accept 2 give 2.0.
-  """
-  return sum((k + 1) * n for k, n in enumerate(windows)) / sum(windows)
-
-
-def truncated(windows: Sequence[float], gamma: int) -> list[float]:
-  """The histogram of a smaller gamma: drafts accepted beyond it are cut off.
-
-  An estimate: a smaller gamma begins some of its windows inside those of the
-  larger one. Exact if the windows began at the same places.
-  """
-  return [*windows[:gamma], sum(windows[gamma:])]

@@ -76,33 +76,15 @@ def test_what_is_expected_of_the_time_that_is_left():
 
   def at(seconds):
     clock = budget.Clock(seconds)
-    found, width = budget.expected(plan(), SPEED, gains, clock, 64)
+    found, width = budget.expected(plan(), SPEED, gains, clock)
     return len(found.test), found.bench.repeats, width
 
   one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (1 + 1.5 * 2)
   one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
-  free = budget.expected(plan(), SPEED, {}, budget.UNLIMITED, 64)
+  free = budget.expected(plan(), SPEED, {}, budget.UNLIMITED)
   assert free == (plan(), None)
-
-
-def test_answers_are_longer_once_slow_methods_are_left_out():
-  """Prefill takes 20 s of each of 14 prompts, a token 1.15 (1 + 0.5) s."""
-
-  def tokens(seconds, most=64, prefill=8.0):
-    clock, gains = budget.Clock(seconds), {'lookup': np.full(3, 2.0)}
-    short = plan(tokens=8)
-    speed = SPEED._replace(read=0, drafters=1, prefill=prefill)
-    return budget.expected(short, speed, gains, clock, most)[0].max_new_tokens
-
-  fits = lambda answer: 6 * (20 + 1.15 * 1.5 * answer)
-  assert tokens(fits(16) + 1) == 16 and tokens(fits(16) - 1) == 8
-  assert tokens(10**6) == 16  # 27.6 s of decoding, 20 s of prefill
-  assert (
-    tokens(10**6, prefill=16.0) == 32 and tokens(10**6, prefill=160.0) == 64
-  )
-  assert tokens(10**6, prefill=160.0, most=50) == 50
 
 
 def test_the_width_to_expect_is_of_batches_where_rows_share_them():
@@ -111,9 +93,8 @@ def test_the_width_to_expect_is_of_batches_where_rows_share_them():
 
   def of(arms=1, each=some, **changes):
     gains = dict.fromkeys(range(arms), each)
-    return budget.expected(plan(**changes), SPEED, gains, budget.UNLIMITED, 64)[
-      1
-    ]
+    clock = budget.UNLIMITED
+    return budget.expected(plan(**changes), SPEED, gains, clock)[1]
 
   # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160, and
   # 2.896 at 0.05 / 4.
@@ -128,73 +109,70 @@ def arm(name):
   return plan_lib.Arm(name, drafter, int(gamma), None)
 
 
-def told(value, low, high):
-  return records.Prediction(value, 1.0, value, low, high, {}, 0)
+def told_of(value, low, high):
+  return records.Prediction(value, 1.0, value, low, high)
 
 
-PLAIN = plan_lib.Arm('autoregressive', 'autoregressive', 0, None)
-
-
-def test_arms_that_cannot_win_are_left_out_with_the_reason():
-  predicted = {
-    'lm g=1': told(1.2, 1.1, 1.3),  # all below gamma 4
-    'lm g=2': told(1.4, 1.2, 1.6),  # may be the best
-    'lm g=4': told(1.5, 1.3, 1.7),
-    'lookup g=1': told(0.9, 0.8, 0.98),  # all below plain decoding
-    'lookup g=2': told(0.9, 0.7, 1.1),
-    'eagle g=1': told(0.5, None, None),  # not known
-  }
-  arms = [PLAIN, *map(arm, predicted)]
-  assert budget.left_out(arms, predicted) == {
-    'lm g=1': '1.10x to 1.30x, lm g=4 1.50x',
-    'lookup g=1': '0.80x to 0.98x',
-  }
-
-
-def test_one_arm_stays_where_all_are_slower():
-  predicted = {
-    'lm g=1': told(0.8, 0.7, 0.9),
-    'lookup g=1': told(0.6, 0.5, 0.7),
-    'lookup g=2': told(0.5, 0.4, 0.6),
-  }
-  left = budget.left_out([PLAIN, *map(arm, predicted)], predicted)
-  assert list(left) == ['lookup g=1', 'lookup g=2']
-  assert budget.left_out([PLAIN, arm('lm g=1')], {}) == {}  # of one prompt
-
-
-def test_what_the_minutes_do_not_count_makes_a_clock_later():
-  assert budget.Clock(60).later(5) == budget.Clock(65)
-  assert not budget.UNLIMITED.later(5).limited
+@pytest.mark.parametrize(
+  'predicted, out',
+  [
+    (
+      {
+        'lm g=1': (1.2, 1.1, 1.3),  # all below gamma 4
+        'lm g=2': (1.4, 1.2, 1.6),  # may be the best
+        'lm g=4': (1.5, 1.3, 1.7),
+        'lookup g=1': (0.9, 0.8, 0.98),  # all below plain decoding
+        'lookup g=2': (0.9, 0.7, 1.1),
+        'eagle g=1': (0.5, None, None),  # not known
+      },
+      {
+        'lm g=1': '1.10x to 1.30x, lm g=4 1.50x',
+        'lookup g=1': '0.80x to 0.98x',
+      },
+    ),
+    (  # the best of those that are slower stays
+      {'lm g=1': (0.8, 0.7, 0.9), 'lookup g=1': (0.6, 0.5, 0.7)},
+      {'lookup g=1': '0.50x to 0.70x'},
+    ),
+    ({}, {}),  # of one prompt
+  ],
+)
+def test_arms_that_cannot_win_are_left_out_with_the_reason(predicted, out):
+  arms = [plan_lib.Arm('autoregressive', 'autoregressive', 0, None)]  # pyright: ignore
+  arms += map(arm, predicted or ['lm g=1'])
+  told = {name: told_of(*x) for name, x in predicted.items()}
+  assert budget.left_out(arms, told) == out
 
 
 def test_shares_of_a_clock(now):
   now[0] = 100.0
   clock = budget.clock(5)
   assert clock.left() == 200 and clock.share(0.25).left() == 50
+  # What the minutes do not count.
+  assert clock.later(5).left() == 205 and not budget.UNLIMITED.later(5).limited
   assert not budget.clock(0).limited and budget.clock(0).share(0.5).left() > 1e9
   with pytest.raises(ValueError, match='minutes=-1'):
     budget.clock(-1)
 
 
-def test_blocks_end_with_the_time(now):
+@pytest.mark.parametrize(
+  'groups, repeats, seconds, after, ran',
+  [
+    (3, 2, 45, 0, [(0, 0), (0, 1), (0, 2), (1, 0)]),
+    (3, 2, -55, 0, [(0, 0)]),  # one is always run
+    # Time is left for what a group takes afterwards, once.
+    (6, 3, 52, 5, [(0, 0), (0, 1), (0, 2)]),
+    (2, 3, 52, 5, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+  ],
+)
+def test_blocks_leave_time_for_what_each_group_takes_afterwards(
+  now, groups, repeats, seconds, after, ran
+):
   done = []
-  for block in budget.blocks(3, 2, budget.Clock(45.0)):
+  for block in budget.blocks(groups, repeats, budget.Clock(seconds), after):
     done.append(block)
     now[0] += 10
-  assert done == [(0, 0), (0, 1), (0, 2), (1, 0)]
-  now[0] = 100.0
-  late = budget.blocks(3, 2, budget.Clock(45.0))
-  assert next(late) == (0, 0)  # one is always run
-
-
-def test_blocks_leave_time_for_what_each_group_takes_afterwards(now):
-  """Once for a group, however often it is repeated."""
-  for groups, ran in ((6, 3), (2, 4)):
-    now[0], done = 0.0, 0
-    for _ in budget.blocks(groups, 3, budget.Clock(52.0), after=5.0):
-      done, now[0] = done + 1, now[0] + 10
-    assert done == ran
-    assert now[0] + 5 * min(groups, done) <= 52
+  assert done == ran
 
 
 def test_timing_the_parts_takes_a_tenth_of_the_time():

@@ -128,21 +128,11 @@ def test_settings_of_training_are_valid(name, size):
     config(name, 'huge')
 
 
-@pytest.mark.parametrize('name', [*NAMES, *TRAINING])
-def test_is_a_notebook_page(name):
-  module = importlib.import_module(f'configs.{name}')
-  assert f'--config=configs/{name}.py' in module.__doc__
-  assert f'configs/{name}.py:tiny' in module.__doc__
-
-
-def test_unknown_key_and_argument():
-  c = config('pair')
-  with pytest.raises(AttributeError, match='Did you mean "gammas"'):
-    c.decode.gama = 3
+def test_unknown_size_and_key():
   with pytest.raises(ValueError, match='allowed are full, tiny'):
     config('pair', 'small')
-  with c.unlocked():
-    c.decode.extra = 1
+  c = config('pair').unlock()
+  c.decode.extra = 1
   with pytest.raises(ValueError, match='extra'):
     settings.settings(c)
 

@@ -52,10 +52,9 @@ def total(audits, names):
 def test_total():
   one = total([audited(60, 40), audited(50, 40, wrong=('tie', 49))], 'ab')
   assert (one.texts, one.tokens, one.identical, one.ties) == (4, 190, 3, 1)
-  # With bugs it is above the rate found; all wrong, or nothing seen, is 1.
+  # With bugs it is above the rate found; all wrong is 1.
   bug = audited(100, wrong=('BUG', 99))
   assert 46 < total([bug], 'a').bugs_at_most < 47
-  assert total([], '').bugs_at_most == 1000
   worst = audited(1, wrong=('BUG', 0))
   assert total([worst], 'a').bugs_at_most == 1000
 
@@ -116,14 +115,14 @@ def untied(e: settings.Setup, embed=None):
 @pytest.mark.more
 def test_a_failed_request_is_named_and_is_no_bug(failing, capsys, tmp_path):
   with jax.debug_nans(False):
-    report = identity.run(*failing)
-  first, second = report.failed
-  assert first == ('autoregressive', 'bad', 3)
-  assert (second.method, second.id) == ('lookup g=2', 'bad')
-  audited = report.rows[0].audit
-  assert audited.findings == () and audited.tokens == 8 + second.tokens
-  assert not identity.finish(report, {}, tmp_path)
+    assert not identity.run(*failing, {}, tmp_path)
   printed = capsys.readouterr().out
+  report = json.loads(printed.splitlines()[-1])
+  first, second = report['failed']
+  assert first == {'method': 'autoregressive', 'id': 'bad', 'tokens': 3}
+  assert (second['method'], second['id']) == ('lookup g=2', 'bad')
+  assert report['rows'][0]['audit']['findings'] == []
+  assert report['total']['tokens'] == 8 + second['tokens']
   assert "FAILED: prompt 'bad' after 3 new tokens (autoregress" in printed
   assert 'try dtype float32' in ' '.join(printed.split())
 

@@ -35,9 +35,9 @@ def test_batches_are_full_of_live_rows_and_share_one_shape():
   ]
   # No two batches share a prompt; a copy draws its own noise.
   assert len({item.number for g in groups for item in g.items}) == 6
-  assert len({g.host.tokens_BL.shape for g in groups}) == 1
+  assert len({g.full.tokens_BL.shape for g in groups}) == 1
   for group in groups:
-    np.testing.assert_array_equal(group.full.limit_B, group.host.lengths_B + 8)
+    np.testing.assert_array_equal(group.full.limit_B, group.full.lengths_B + 8)
     for tokens, room in ((0, 0), (3, 3), (9, 8)):
       short = plan_lib.shortened(group.full, tokens)
       np.testing.assert_array_equal(short.limit_B - short.lengths_B, room)

@@ -51,17 +51,6 @@ class Rates(NamedTuple):
   width: float
 
 
-class Output(NamedTuple):
-  """What timing reads of a decode.Output, and its tokens."""
-
-  lengths_B: np.ndarray
-  tokens: float
-
-
-class Runs(timing.Runs):
-  tokens_G = property(lambda self: np.array([x.tokens for x in self.outputs]))
-
-
 # A repeat is slower or faster by DRIFT in all arms, and by NOISE in each.
 REPEATS, DRIFT, NOISE = 2, 0.2, 0.03
 
@@ -89,14 +78,9 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   noise = lambda: np.exp(draw(0, NOISE, (len(gain_AP), REPEATS, n)))
   seconds_ARP = (tokens_P / gain_AP)[:, None] * drift_RP * noise()
   together = lambda x: np.asarray(x).reshape(*x.shape[:-1], n // B, B).sum(-1)
-  outputs = [Output(np.zeros(B), x) for x in together(tokens_P)]
   arms = zip(['plain', *names], together(seconds_ARP), strict=True)
-  return {name: Runs(outputs, x_RG, 0 * x_RG, n) for name, x_RG in arms}
-
-
-def _arm(name: str) -> tuple[str, int]:
-  drafter, gamma = name.split()
-  return drafter, int(gamma)
+  emitted = [()] * (n // B), together(tokens_P), np.full(n // B, B)
+  return {name: timing.Runs(*emitted, x, 0 * x) for name, x in arms}
 
 
 def rates(case: Case, runs: int, seed: int = 0) -> Rates:
@@ -105,7 +89,7 @@ def rates(case: Case, runs: int, seed: int = 0) -> Rates:
   for _ in range(runs):
     found = timing.improvements(measured(case, rng))
     rows = [
-      records.Row(name, *_arm(name), None, improvement=x)
+      records.Row(name, name[0], int(name[-1]), None, improvement=x)
       for name, x in list(found.items())[1:]
     ]
     chosen = verdict.by_drafter(rows)

@@ -18,22 +18,15 @@ from tests.bench import bench_test
 NAN = float('nan')
 
 
-def output(tokens, calls=4, rows=1):
-  info = types_lib.empty_info(rows, 16, 2, False)
-  origin_BL = np.zeros((rows, 16), np.int8)
-  origin_BL[:, :tokens] = types_lib.BONUS
-  info = info._replace(origin_BL=origin_BL, calls_B=np.full(rows, calls))
-  return decode.Output(None, np.zeros(rows), info)
-
-
-def runs(decoding_RG, prefill_RG=((1.0, 2.0),), tokens=5, rows=1):
+def runs(decoding_RG, prefill_RG=((1.0, 2.0),), prompts=None):
+  """Of batches that emit five tokens in four windows; one prompt each."""
   decoding_RG = np.array(decoding_RG, float)
-  return timing.Runs(
-    outputs=[output(tokens, rows=rows) for _ in decoding_RG[0]],
-    decoding_RG=decoding_RG,
-    prefill_RG=np.array(prefill_RG),
-    prompts=rows * len(decoding_RG[0]),
-  )
+  info = types_lib.empty_info(1, 16, 2, False)._replace(calls_B=np.full(1, 4))
+  outputs = [decode.Output(None, None, info)] * decoding_RG.shape[1]
+  prompts_G = [1] * len(outputs) if prompts is None else prompts
+  seconds = decoding_RG, np.array(prefill_RG)
+  tokens_G = np.full(len(outputs), 5)
+  return timing.Runs(outputs, tokens_G, np.array(prompts_G), *seconds)
 
 
 def improvement(mine, plain, whole=False):
@@ -59,26 +52,24 @@ def test_a_prompt_with_one_more_repeat_weighs_no_more():
 
 
 @pytest.mark.parametrize(
-  'batches, rows, prompts, outcome',
+  'prompts, outcome',
   [
-    (1, 8, 8, 'too few'),  # one batch, however many prompts
-    (2, 2, 4, 'too few'),  # four prompts
-    (5, 1, 5, 'too few'),
-    (2, 4, 5, 'too few'),  # five prompts and three copies
-    (2, 4, 6, 'win'),
-    (2, 3, 6, 'win'),
-    (6, 1, 6, 'win'),
+    ([8], 'too few'),  # one batch, however many prompts
+    ([2, 2], 'too few'),
+    ([1] * 5, 'too few'),
+    ([4, 1], 'too few'),
+    ([4, 2], 'win'),
+    ([1] * 6, 'win'),
   ],
 )
-def test_repeats_are_no_sample_of_prompts(batches, rows, prompts, outcome):
+def test_repeats_are_no_sample_of_prompts(prompts, outcome):
   """However much alike they are, and whatever they say."""
-  each = lambda seconds: runs(
-    [[seconds] * batches] * 3, [[1.0] * batches], rows=rows
-  )._replace(prompts=prompts)
+  count = len(prompts)
+  each = lambda seconds: runs([[seconds] * count] * 3, [[1.0] * count], prompts)
   found = improvement(each(1.5), each(3.0))
   assert found.value == pytest.approx(2.0) and found.outcome == outcome
-  if batches > 1:  # Of the others none has six prompts in two batches.
-    some = range(batches - 1)
+  if count > 1:  # Of the others none has six prompts in two batches.
+    some = range(count - 1)
     part = improvement(each(1.5).picked(some), each(3.0).picked(some))
     assert part.outcome == 'too few'
 
@@ -106,7 +97,8 @@ def fake(name, gamma, ran):
 
   def start(weights, request):
     ran.append((name, 'start', request.group))
-    return decode.State(*[jnp.float32(request.group)] * 5), output(3).info
+    info = types_lib.empty_info(1, 16, 2, False)
+    return decode.State(*[jnp.float32(request.group)] * 5), info
 
   def finish(weights, request, state, info):
     ran.append((name, 'finish', int(request.gamma_B)))
@@ -114,7 +106,7 @@ def fake(name, gamma, ran):
     jax.tree.map(lambda x: x.delete(), state)  # as what is donated
     return decode.State(*[np.zeros(1)] * 5), info
 
-  return arm, timing.Compiled(start, finish)
+  return arm, types.SimpleNamespace(start=start, finish=finish)
 
 
 class Asked(NamedTuple):
@@ -125,9 +117,10 @@ class Asked(NamedTuple):
 
 
 def batches(count):
+  """Of one prompt and its copy."""
+  item = lambda g, copy: requests.Item((1,), copy, id=str(g))
   return [
-    plan_lib.Group((requests.Item((1,), g, id=str(g)),), None, Asked(g))
-    for g in range(count)
+    plan_lib.Group((item(g, 0), item(g, 1)), Asked(g)) for g in range(count)
   ]
 
 
@@ -149,11 +142,10 @@ def test_blocks_alternate_and_may_end_early():
   none_RG = [[False, False], [False, True]]
   assert np.isnan(mine.decoding_RG).tolist() == none_RG
   assert np.isnan(mine.prefill_RG).tolist() == none_RG
-  assert len(mine.outputs) == mine.prompts == 2
+  assert len(mine.outputs) == 2 and mine.prompts_G.tolist() == [1, 1]
   # Of the second batch nothing is known, not even its prefill.
   first = timing.measure(arms, groups, programs, [(0, 0)])['x']
-  assert len(first.outputs) == len(first.prefill_G) == first.prompts == 1
-  assert timing.first_token(first) > 0
+  assert len(first.outputs) == len(first.prefill_G) == 1
 
 
 def test_arms_of_one_engine_go_on_from_one_prefill(monkeypatch):
@@ -185,10 +177,6 @@ def test_two_programs_make_what_one_does(rows):
   programs = timing.compile_arms([plain, arm], group.full)
   out = timing.turn([plain, arm], programs, group)
   for x in (plain, arm):
-    want = plan_lib.decoded(x, x.engine.programs.generate, group)
+    request = plan_lib.capped(x, group.full)
+    want = x.engine.programs.generate(x.engine.weights, request)
     jax.tree.map(np.testing.assert_array_equal, out[x.name].output, want)
-    jax.tree.map(
-      np.testing.assert_array_equal,
-      plan_lib.decoded(x, programs[x.name], group),
-      want,
-    )

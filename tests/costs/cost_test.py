@@ -19,20 +19,6 @@ def test_do_not_speculate_where_nothing_is_faster():
   assert cost.best({}) == 0
 
 
-def test_histograms_by_hand():
-  assert cost.histogram_tokens([5, 0, 5]) == 2.0
-  assert cost.truncated([4, 3, 2, 1], 2) == [4, 3, 3]
-  assert cost.truncated([4, 3, 2, 1], 3) == [4, 3, 2, 1]
-
-
-def test_truncated_histogram_of_independent_tokens_is_equation_1():
-  a, gamma = 0.7, 6
-  hist = [a**k * (1 - a) for k in range(gamma)] + [a**gamma]
-  for g in range(1, gamma + 1):
-    found = cost.histogram_tokens(cost.truncated(hist, g))
-    assert math.isclose(found, cost.expected_tokens(a, g))
-
-
 def test_tokens_of_a_tree_by_hand():
   """At 0.6 a second child has a fifth of 0.4, a third one of what is left."""
   second, third = 0.08, 0.32 / 5

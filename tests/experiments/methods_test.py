@@ -24,7 +24,7 @@ def cell(drafter, rule, temperature, improvement, **changes):
       improvement=reports.gain(improvement),
       tok_s=9.0,
       counts=reports.counts(1.5),
-      alpha=records.Alpha(0.25, 0.25, 0.0 if lossless else 0.125, 9),
+      alpha=records.Alpha(0.25, 0.0 if lossless else 0.125),
       audit=records.Audit(exact if lossless else 'nothing', 7),
       failed=[],
     )

@@ -222,7 +222,6 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   assert len({found.alpha for found in alphas.values()}) == 3
   for name, texts in zip(engines, each, strict=True):
     sizes = [len(x.tokens) for x in texts]
-    assert sum(sizes) == alphas[name].positions
     kept, away = np.average([x.rules[0] for x in texts], 0, sizes)
     assert kept == pytest.approx(alphas[name].alpha, rel=1e-5)
     assert away == pytest.approx(alphas[name].total_variation, rel=1e-5)

@@ -75,7 +75,7 @@ def row(name, improvement, efficiency, **more):
 def markdown(promised='tokens', findings=()):
   """The page of two categories and one method."""
   name, audit = 'lookup g=4', records.Audit(promised, 4, (), tuple(findings))
-  alpha = records.Alpha(0.5, 0.5, 0.125, 9)
+  alpha = records.Alpha(0.5, 0.125)
   doc = dict(
     questions=QUESTIONS,
     machine=reports.MACHINE,
