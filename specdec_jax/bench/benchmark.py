@@ -41,8 +41,8 @@ def run(
     ValueError: the clock has too little time for one prompt.
   """
   about, (ceiling, read) = machine.describe(), timing.ceiling(arms, plan)
-  console, asked = printing.console(), plan_lib.setting(arms, plan)
-  tables.start(about, ceiling, asked, console)
+  console = printing.console()
+  tables.start(about, ceiling, plan_lib.setting(arms, plan), console)
   end = clock.share(0.5) if plan.batch_sizes else clock
 
   arms, programs, speed, parts, given = _costs(arms, plan, end)
@@ -62,7 +62,6 @@ def run(
 
   after = speed.alpha(plan.max_new_tokens)
   doc = _tested(doc, arms, programs, plan, read, end, after)
-  doc = doc._replace(cut=_cut(asked, doc.setting))
   if doc.failed:
     return doc
   tables.rows(doc, console)
@@ -263,18 +262,6 @@ def _categories(arms: Arms, parts, groups, runs) -> list[records.Row]:
       for row in _rows(arms, part, {}, level)[1:]
     ]
   return out
-
-
-def _cut(asked: records.Setting, ran: records.Setting):
-  """Of what the time left less than was asked for: (left, asked for)."""
-  # Prompts that predict nothing are judged.
-  prompts = asked.judged_prompts + asked.other_prompts - ran.other_prompts
-  both = {
-    'test prompts': (ran.judged_prompts, prompts),
-    'new tokens': (ran.max_new_tokens, asked.max_new_tokens),
-    'repeats': (ran.repeats, asked.repeats),
-  }
-  return {name: x for name, x in both.items() if x[0] < x[1]}
 
 
 # --- crossover ---------------------------------------------------------------

@@ -125,7 +125,7 @@ def run(
   counts = total([*audits.values()], answers[arms[0].name])
   about, failed = machine.describe(), failures(answers)
   setting, console = plan_lib.setting(arms, plan), printing.console()
-  sentences = verdict.audit_sentences(rows, counts, failed)
+  sentences = verdict.audit_sentences(counts, failed)
   tables.machine(about, console)
   tables.setting(setting, console)
   console.print()

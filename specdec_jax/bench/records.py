@@ -260,7 +260,6 @@ class Document(NamedTuple):
 
   costs: what adaptive chose by; given as adaptive.costs it chooses the same.
   predicted: by method. measured: seconds that the test prompts took.
-  cut: what the time left of what was asked for: name -> (left, asked for).
   left_out: methods that were not run, for they could not win; and why.
   categories: rows of one category each; all their intervals hold at once.
   distance: of the target, from a reference that was asked for.
@@ -273,7 +272,6 @@ class Document(NamedTuple):
   costs: Mapping[str, Any] = {}
   predicted: dict[str, Prediction] = {}
   measured: float = 0.0
-  cut: dict[str, tuple[int, int]] = {}
   left_out: dict[str, str] = {}
   rows: Sequence[Row] = ()
   categories: Sequence[Row] = ()

@@ -49,9 +49,11 @@ def sentences(doc: records.Document) -> list[str]:
     out += _about(best, doc) + _by_category(best, mine)
     changes.append(f'  {drafter}: {_change(best, mine)}')
   out.append(_of_texts(doc))
-  if doc.cut:
-    cut = (f'{x} of {most} {name}' for name, (x, most) in doc.cut.items())
-    out.append(f'Cut to fit the minutes: {", ".join(cut)}.')
+  s = doc.setting
+  out.append(
+    f'Of {s.judged_prompts} test prompts, {s.max_new_tokens} new tokens at '
+    f'most, {s.repeats} times each.'
+  )
   if doc.left_out:
     why = '; '.join(f'{name} ({x})' for name, x in doc.left_out.items())
     out.append(
@@ -66,9 +68,9 @@ def sentences(doc: records.Document) -> list[str]:
     out += [_by_batch(drafter, doc.crossover) for drafter in tried]
   if doc.distance:
     out.append(of_distance(doc.distance))
-  elif codes := doc.setting.codes:
+  elif s.codes:
     out.append(
-      f'The target is exact as it is stored ({codes}): --reference=float32 '
+      f'The target is exact as it is stored ({s.codes}): --reference=float32 '
       'measures how far that is from the same file in float32.'
     )
   if not sound(doc):
@@ -140,23 +142,17 @@ def failures(found: Sequence[records.Failure]) -> list[str]:
 
 
 def audit_sentences(
-  rows: Sequence[Row], t: records.Total, failed: Sequence[records.Failure]
+  t: records.Total, failed: Sequence[records.Failure]
 ) -> list[str]:
   """Sentences about an audit: failures, counts, and their limits."""
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
-  ties = '1 tie' if t.ties == 1 else f'{t.ties} ties'
   counts = (
     f'{t.texts} texts, {t.tokens} tokens compared: {t.identical} identical, '
-    f'{ties}, {bugs}. At {t.positions} different positions; unexplained per '
-    f'1,000 of them: at most {t.bugs_at_most:.2f} (95 %, taking positions as '
-    'independent).'
+    f'{t.ties} ties, {bugs}. At {t.positions} different positions; unexplained '
+    f'per 1,000 of them: at most {t.bugs_at_most:.2f} (95 %, taking positions '
+    'as independent).'
   )
-  little = [
-    f'{row.name} had no draft accepted: its texts test little.'
-    for row in rows
-    if not row.counts.accepted_tokens
-  ]
-  return [*failures(failed), counts, *little]
+  return [*failures(failed), counts]
 
 
 def _of_texts(doc: records.Document) -> str:

@@ -1,4 +1,4 @@
-"""What is chosen among batch sizes and categories pays for the choice; cuts."""
+"""What is chosen among batch sizes and categories pays for the choice."""
 
 import types
 
@@ -62,17 +62,3 @@ def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
     'too few'
   }
   assert [x.prompts for x in found[::6]] == [6, 6, 2]
-
-
-def test_what_the_time_left_less_of_is_told():
-  names = 'judged_prompts', 'other_prompts', 'max_new_tokens', 'repeats'
-  setting = lambda *sizes: types.SimpleNamespace(
-    **dict(zip(names, sizes, strict=True))
-  )
-  cut = lambda *sizes: benchmark._cut(setting(14, 14, 64, 5), setting(*sizes))  # pyright: ignore
-  # Those that predict nothing are judged.
-  assert cut(20, 8, 64, 1) == {'repeats': (1, 5)}
-  assert cut(14, 8, 32, 5) == {
-    'test prompts': (14, 20),
-    'new tokens': (32, 64),
-  }

@@ -13,7 +13,8 @@ NONE = gain()
 WON, LOST, OPEN = gain(1.5, 1.4, 1.6), gain(0.8, 0.78, 0.83), gain(1, 0.9, 1.1)
 AUDIT = records.Audit('tokens', 9, (), (records.Finding('tie'),))
 BUG = records.Audit('tokens', 9, (), (records.Finding('BUG'),))
-WHAT = {'lossless': True, 'judged_prompts': 14, 'batch_size': 1, 'codes': ''}
+WHAT = dict(lossless=True, judged_prompts=14, batch_size=1, codes='')
+WHAT |= dict(max_new_tokens=64, repeats=5)
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
@@ -102,12 +103,11 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None))
           row('mtp', LOST, explained=SMALLER),
         ],
         repeated_8grams=0.5,
-        cut={'prompts': (8, 9), 'repeats': (1, 5)},
         left_out={'lm g=1': '0.80x to 0.90x'},
         setting={'codes': 'stored, int8 rows'},
       ),
       [
-        'unexplained.\nCut to fit the minutes: 8 of 9 prompts, 1 of 5 repeats.',
+        '0 unexplained.\nOf 14 test prompts, 64 new tokens at most, 5 times',
         'to test the others on more prompts: lm g=1 (0.80x to 0.90x).',
         '50% of the 8-grams in the text are repeats',
         'exact as it is stored (stored, int8 rows): --reference=float32',
