@@ -101,17 +101,6 @@ def test_what_is_cancelled_leaves_no_trace(table, batch):
   assert not held._held[1].live_B.any()  # or calls would wait for it
 
 
-def test_a_row_that_has_not_ended_can_be_taken(table, batch):
-  held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
-  refill(held, left := list(range(N)))
-  held.advance(2)
-  (some,), whole = held.take([1]), requests.ended(*batch, 1)
-  assert some.start < len(some.tokens) < len(whole.tokens)
-  assert some.tokens == whole.tokens[: len(some.tokens)]
-  assert int(some.info.calls_B.sum()) == 2
-  check(drain(held, left), batch)
-
-
 def test_a_row_may_draft_less_than_others(table, batch):
   """And nothing: plain decoding. Greedy rows say the same."""
   some = [i for i in range(N) if not ASKED['temperature'][i]][:3]

@@ -48,10 +48,8 @@ def test_a_batch_is_what_was_asked():
   assert r.lengths_B.tolist() == [3, 1, 1, 1]
   # Rows that only fill the batch never start.
   assert r.limit_B.tolist() == [8, 3, 1, 1]
-  assert r.request_B[:2].tolist() == [30, 40] and r.seed_B[:2].tolist() == [
-    7,
-    8,
-  ]
+  assert r.request_B[:2].tolist() == [30, 40]
+  assert r.seed_B[:2].tolist() == [7, 8]
   assert r.request_B.dtype == r.seed_B.dtype == np.uint32
   np.testing.assert_allclose(r.sampling.temperature_B[:2], [0, 0.7], rtol=1e-6)
   assert r.sampling.top_k_B.tolist() == [4] * 4
