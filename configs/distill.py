@@ -32,8 +32,6 @@ def get_config(size: str = 'full') -> ml_collections.ConfigDict:
         'source': '',
         'share': True,
         'vocabulary': 256 if tiny else 8192,
-        'dtype': 'float32',
-        'remat': False,
       },
       'data': {
         'source': 'questions',

@@ -29,7 +29,7 @@ from specdec_jax import (
 )
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
-from specdec_jax.train import data, workdir
+from specdec_jax.train import data, runner
 from tests import fakes
 from tests.train import runs
 
@@ -61,7 +61,7 @@ def words() -> bool:
   assert hosts.differing('a' if index != 1 else 'b') == 1
   with tempfile.TemporaryDirectory() as own:  # another one in each process
     try:
-      workdir.open_run(pathlib.Path(own), {})
+      runner.open_run(pathlib.Path(own), {})
       raise AssertionError
     except ValueError as error:
       assert 'process 1 does not see' in str(error)
@@ -137,9 +137,9 @@ def training() -> bool:
 
   task = runs.task()
   params = hosts.put(task.params, whole)
-  task = task._replace(params=params, refresh=refresh)
   place = data.placer(layout(fakes.tiny(**SIZES)))
-  ended = runs.run(pathlib.Path(folder), task, place=place)
+  task = task._replace(params=params, refresh=refresh, place=place)
+  ended = runs.run(pathlib.Path(folder), task)
   return (ended.best is None) == bool(stop)
 
 

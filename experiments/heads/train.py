@@ -4,6 +4,7 @@ A few steps of each kind are timed, and it is trained for as many as fill
 --minutes. Time is of all cores together, which other work changes least.
 """
 
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 
+from experiments.heads import answers as answers_lib
 from experiments.heads import kinds, render
 from specdec_jax import build, printing, program
 from specdec_jax.distill import distillation, sections, teacher
@@ -58,18 +60,15 @@ def _answered() -> int:
   last = target.config.depth - 1
   taps = {x: sorted({*y.student.taps, last}) for x, y in every.items()}
   answers = teacher.answer(
-    str(whole),
+    dataclasses.replace(s.data, folder=str(whole)),
     target,
     prompts_lib.make(s.data, target).kept,
-    prompts_lib.sampling(s.data, target),
-    batch=s.data.batch,
-    taps=tuple(sorted({i for own in taps.values() for i in own})),
-    scaled=True,
+    tuple(sorted({i for own in taps.values() for i in own})),
   )
   for kind, own in taps.items():
     into = pathlib.Path(every[kind].data.folder)
     if not into.exists():
-      teacher.fewer(whole, into, own, scaled=kind == 'dflash')
+      answers_lib.fewer(whole, into, own)
   return int(np.diff(answers.spans).sum())
 
 

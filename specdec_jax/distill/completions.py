@@ -6,9 +6,7 @@ so that none waits for the longest answer of a batch.
 
 import collections
 import functools
-import io
 import pathlib
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, pool, requests, sharding, types
-from specdec_jax.io import files
-from specdec_jax.models import config as model_config
+from specdec_jax import build, decode, hosts, pool, requests, types
+from specdec_jax.distill import sections
 from specdec_jax.models import eagle, lm
-from specdec_jax.train import data, logs
+from specdec_jax.train import data as data_lib
+from specdec_jax.train import logs
 from specdec_jax.verify import reject
 
 Array = jax.Array
@@ -30,35 +28,6 @@ Array = jax.Array
 _SORTED = 512
 # Tokens of a prompt that are read at a time; the last of them may be padding.
 _CHUNK = 16
-
-
-class Sampling(NamedTuple):
-  """How completions are decoded.
-
-  length: tokens of a row, prompt included.
-  temperatures: rows alternate, by their request numbers.
-  seed: keys the draws, together with the request number.
-  stop_ids: end a completion.
-  sources: ids of a source that there is room for; 0 without an encoder.
-  """
-
-  length: int
-  temperatures: tuple[float, ...]
-  seed: int
-  stop_ids: tuple[int, ...]
-  sources: int = 0
-
-  def temperature(self, number: int) -> float:
-    return self.temperatures[number % len(self.temperatures)]
-
-  def wanted(self, items: Sequence[requests.Item]) -> requests.Wanted:
-    """What is asked of the prompts."""
-    return requests.Wanted(
-      [self.length - len(x.tokens) for x in items],
-      [self.temperature(x.number) for x in items],
-      seed=self.seed,
-      stop_ids=self.stop_ids,
-    )
 
 
 class Answers(NamedTuple):
@@ -83,67 +52,60 @@ class Answers(NamedTuple):
   source: types.Source | None = None
 
 
-class Recording(NamedTuple):
-  """Arrays kept beside the tokens: features of the layers `taps`, and the mass.
-
-  taps: ascending, the last layer among them.
-  config: of the target.
-  scaled: the scale is kept too.
-  """
-
-  taps: tuple[int, ...]
-  config: model_config.LMConfig
-  scaled: bool = False
+def source_room(data: sections.Data, target: build.LanguageModel) -> int:
+  """Ids of a source that there is room for; 0 without an encoder."""
+  return 0 if target.start is None else data.source_length
 
 
 def generate(
+  target: build.LanguageModel,
   model: types.Model,
   params: types.Params,
   prompts: Sequence[requests.Item],
-  how: Sampling,
-  *,
-  rows: int,
-  layout: sharding.Layout | None,
-  recording: Recording | None = None,
+  data: sections.Data,
+  seed: int,
+  taps: tuple[int, ...] = (),
 ) -> Iterator[tuple[np.ndarray, Answers]]:
   """Completes every prompt, in the order in which rows end.
 
   Yields which prompts [n], and their answers, without sources.
 
   Args:
+    target: whose tokenizer and mesh the model has.
     model, params: what decodes.
-    prompts: each shorter than how.length, its source at most how.sources long;
-      their numbers key randomness and temperature.
-    how: the decoding.
-    rows: decoded together; changes no token.
-    layout: of the model on its mesh, or None.
-    recording: features and mass are recorded; None: not.
+    prompts: each shorter than data.length, its source within source_room; their
+      numbers key randomness and temperature.
+    data: data.batch rows are decoded together, which changes no token.
+    seed: of the draws.
+    taps: layers of the target whose features are recorded, and the mass:
+      ascending, the last layer among them; () is none.
   """
-  drafter = _recorder(recording.taps) if recording else decode.PLAIN
-  options = decode.Options(_CHUNK, widths=(), logprobs=bool(recording))
+  drafter = _recorder(taps) if taps else decode.PLAIN
+  options = decode.Options(_CHUNK, widths=(), logprobs=bool(taps))
+  stop_ids = target.tokenizer.eos_ids
   held = pool.Pool(
     decode.Loop(model, drafter, reject.RULE, options),
     types.Weights(params),
-    layout,
-    rows=rows,
-    length=how.length,
-    sources=how.sources,
-    stops=max(len(how.stop_ids), 1),
+    target.layout,
+    rows=data.batch,
+    length=data.length,
+    sources=source_room(data, target),
+    stops=max(len(stop_ids), 1),
   )
-  order = sorted(
-    range(len(prompts)),
-    key=lambda i: (
-      i // _SORTED,
-      how.temperature(prompts[i].number),
-      len(prompts[i].tokens),
-    ),
-  )
-  waiting, read = collections.deque(order), _reader(recording)
+  heat = lambda x: data.temperatures[x.number % len(data.temperatures)]
+
+  def asked(i: int) -> tuple[int, requests.Item, requests.Wanted]:
+    new, warm = data.length - len(prompts[i].tokens), heat(prompts[i])
+    wanted = requests.Wanted(new, warm, seed=seed, stop_ids=stop_ids)
+    return i, prompts[i], wanted
+
+  first = lambda i: (i // _SORTED, heat(prompts[i]), len(prompts[i].tokens))
+  order = sorted(range(len(prompts)), key=first)
+  read = _reader(taps, target.lm_config)
+  waiting = collections.deque(map(asked, order))
   while waiting or held.busy:
-    while waiting and held.free >= min(held.part, len(waiting)):
-      some = [waiting.popleft() for _ in range(min(held.part, len(waiting)))]
-      items = [prompts[i] for i in some]
-      held.begin(some, items, how.wanted(items))
+    if held.free >= min(held.part, len(waiting)):
+      held.refill(waiting)
     ended = held.advance()
     # A read costs the same for few rows; the last ones are read together.
     last = not waiting and len(ended) + held.free == held.rows
@@ -180,19 +142,19 @@ def _recorder(taps: tuple[int, ...]) -> types.Drafter:
 
 
 @functools.cache
-def _reader(recording: Recording | None):
+def _reader(taps: tuple[int, ...], config: Any):
   """Makes Answers of some rows; see pool.Pool.read."""
 
   def read(weights, request, state: decode.State, info: types.Info, where_B):
     kept = request.lengths_B, state.tokens_BL, state.lengths_B, info.broken_B
     starts_B, tokens_BL, ends_B, broken_B = (x[where_B] for x in kept)
     spans_B2 = jnp.stack([starts_B, jnp.where(broken_B, starts_B, ends_B)], 1)
-    if recording is None:
+    if not taps:
       return Answers(tokens_BL, spans_B2)
     assert info.logprob_BL is not None
     features_BLE, scale_BLn = (x[where_B] for x in state.drafter)
-    last_BLD = jnp.split(features_BLE, len(recording.taps), -1)[-1]
-    config, after = recording.config, functools.partial(jnp.roll, shift=-1)
+    last_BLD = jnp.split(features_BLE, len(taps), -1)[-1]
+    after = functools.partial(jnp.roll, shift=-1)
     logit_BL = lm.token_logits(
       config,
       weights.target,
@@ -208,8 +170,7 @@ def _reader(recording: Recording | None):
     mass_BL = jnp.where(is_read_BL, mass_BL, 0)
     scale_BLn = jnp.where(is_read_BL[..., None], scale_BLn, 1)
     spans_B2 = jnp.where(ok_B[:, None], spans_B2, starts_B[:, None])
-    scale = scale_BLn if recording.scaled else None
-    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL, scale)
+    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL, scale_BLn)
 
   return jax.jit(read)
 
@@ -229,11 +190,7 @@ class OnPolicy:
 
   The rows are saved in a folder, so that a resumed run reads the same ones.
 
-  Args:
-    folder: for the rows, one file for each sampling.
-    sample: (step, params) -> rows, arrays that share their leading axis.
-    every: steps from one sampling to the next.
-    batches: (rows, step) -> their batches.
+  sample: (step, params) -> rows. batches: (rows, step) -> their batches.
   """
 
   def __init__(
@@ -241,46 +198,38 @@ class OnPolicy:
     folder: pathlib.Path,
     sample: Callable[[int, types.Params], dict[str, np.ndarray]],
     every: int,
-    batches: Callable[[dict[str, np.ndarray], int], data.Batches],
+    batches: Callable[[dict[str, np.ndarray], int], data_lib.Batches],
   ):
     self._folder, self._sample, self._every = folder, sample, every
-    self._make, self._sampled_at, self._batches = batches, -1, None
+    self._make, self._sampled_at = batches, -1
+    self._batches: Any = None  # of the first refresh
 
   def refresh(self, step: int, params: types.Params) -> None:
     """Samples new rows if they are due at this step."""
     if step % self._every == 0 and step != self._sampled_at:
       rows = self._sample(step, params)
-      hosts.from_first(lambda: self._save(step, rows))
+
+      def save() -> None:
+        with logs.writing(self._folder):
+          self._folder.mkdir(parents=True, exist_ok=True)
+          # Not atomic: no checkpoint knows of it yet, and it is sampled again.
+          np.savez(self._folder / f'{step}.npz', allow_pickle=False, **rows)
+
+      hosts.from_first(save)
       self._open(step)
 
-  def _save(self, step: int, rows: dict[str, np.ndarray]) -> None:
-    content = io.BytesIO()
-    np.savez(content, allow_pickle=False, **rows)
-    with logs.writing(self._folder):
-      self._folder.mkdir(parents=True, exist_ok=True)
-      files.write(self._folder / f'{step}.npz', content.getvalue())
-
   def __next__(self) -> dict[str, np.ndarray]:
-    assert self._batches is not None, 'refresh comes first'
     return next(self._batches)
 
   def state(self) -> dict[str, Any]:
     """The position in the batches for restore, as JSON."""
-    assert self._batches is not None, 'refresh comes first'
     return {'made': self._sampled_at, 'batches': self._batches.state()}
 
   def restore(self, state: dict[str, Any]) -> None:
     self._open(state['made']).restore(state['batches'])
 
-  def _open(self, step: int) -> data.Batches:
-    path = self._folder / f'{step}.npz'
-    try:
-      with np.load(path, allow_pickle=False) as found:
-        rows = dict(found)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-      raise ValueError(
-        f'{path}: the completions of the student cannot be read ({error}); '
-        'remove the checkpoints from there on, or take another workdir'
-      ) from error
+  def _open(self, step: int) -> data_lib.Batches:
+    with np.load(self._folder / f'{step}.npz', allow_pickle=False) as found:
+      rows = dict(found)
     self._batches, self._sampled_at = self._make(rows, step), step
     return self._batches

@@ -20,7 +20,6 @@ from specdec_jax.distill import (
   training_prompts,
 )
 from specdec_jax.io import sources
-from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from specdec_jax.train import data, loop, runner, text
 
@@ -28,14 +27,12 @@ from specdec_jax.train import data, loop, runner, text
 # judge, by whose figures its steps are compared.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read', 'judge')
 _FIXED += ('optimiser.muon',)
-_KINDS: dict[str, Any] = {
-  'dflash': eagle_student,
-  'eagle': eagle_student,
-  'eagle3': eagle_student,  # with a head of its own
-  'lm': lm_student,
-  'medusa': medusa_student,
-  'mtp': eagle_student,
-}
+_KINDS = {'lm': lm_student, 'medusa': medusa_student}
+
+
+def kind_of(student: sections.Student) -> Any:
+  """The module of a kind of student."""
+  return _KINDS.get(student.kind, eagle_student)
 
 
 def settings(config) -> sections.Settings:
@@ -48,9 +45,8 @@ def run(
 ) -> dict[str, Any]:
   """Trains a draft and writes it into workdir.
 
-  Resumes an earlier run there; see runner.run for what it returns.
-
-  changed: resume even if settings differ, of those that may.
+  Resumes an earlier run there; see runner.run. changed: even if settings
+  differ, of those that may.
   """
   return runner.run(
     settings,
@@ -60,53 +56,44 @@ def run(
     changed=changed,
     # The size of what is trained, of these kinds.
     fixed=_FIXED + ('loss.unroll',) * (settings.student.kind in sections.WIDE),
-    read=digests(settings.teacher, settings.student)
-    | text.digests(settings.data.source),
+    read=digests(settings),
   )
 
 
-def digests(
-  teacher: sections.Teacher, student: sections.Student
-) -> dict[str, str]:
-  """SHA-256 of the models that a run reads; a resumed run must match them."""
-  found = {'teacher': sources.open_source(teacher.source).digest}
-  if student.source:
-    found['student'] = _KINDS[student.kind].digest(student.source)
+def digests(s: sections.Settings) -> dict[str, str]:
+  """SHA-256 of what a run reads; a resumed run must match them."""
+  found = text.digests(s.data.source)
+  found['teacher'] = sources.open_source(s.teacher.source).digest
+  if path := s.student.source:
+    found['student'] = kind_of(s.student).digest(path)
   return found
 
 
 def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
-  load = functools.partial(
-    build.load,
-    s.teacher.source,
-    dtype=s.teacher.dtype,
-    mesh=s.mesh.over(s.rows),
-  )
+  mesh, dtype = s.mesh.over(s.rows), s.teacher.dtype
+  load = functools.partial(build.load, s.teacher.source, dtype=dtype, mesh=mesh)
+  # Answers on the kernels if there are any: faster, but training needs 'xla'.
   ask = functools.partial(load, kernels=s.teacher.kernels)
   asked = ask() if s.teacher.quantised else None
-  target = (
-    dequantised(asked)
-    if asked
-    else load(
-      scan_layers=False if s.student.layers else None,  # to pick single layers
-      kernels='xla',  # training reads the parameters
-    )
-  )
+  scan = False if s.student.layers else None  # apart, to pick single layers
+  target = asked and dequantised(asked)
+  target = target or load(scan_layers=scan, kernels='xla')
   _check_teacher(s.data, s.student, target)
-  kind = _KINDS[s.student.kind]
-  start = kind.begin(s.student, target, seed=s.run.seed, fsdp=s.mesh.fsdp)
-  if s.student.kind == 'lm':
-    _check_length(s.data, 'student', start.config)
-  kept = (target.config.depth - 1,) if s.data.keep else ()
-  asked = asked or ask()  # on the kernels if there are any, which are faster
+  kind = kind_of(s.student)
+  start = kind.begin(s, target)
+  asked = asked or ask()
   prompts = training_prompts.make(s.data, asked)
-  taps = start.taps or kept
-  answers = _answers(s.data, asked, prompts, taps, start.scaled)
+  answers = None  # the student samples all
+  if s.data.completions == 'text':
+    answers = prompts.texts
+  elif s.data.completions != 'student':
+    kept = (target.config.depth - 1,) if s.data.keep else ()
+    answers = teacher.answer(s.data, asked, prompts.kept, start.taps or kept)
   del asked
   ids = start.ids
   if ids is None:
     ids = students.vocabulary(s.student.vocabulary, target.ids, answers)
-  student = kind.make(s.student, start, target, ids, s.loss, s.data)
+  student = kind.make(s, start, target, ids)
   del start  # the student has a copy
 
   def write(params, about):
@@ -118,8 +105,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
     }
     return student.write(workdir, params, facts | about)
 
-  task = _task(s, target, student, prompts, answers, workdir)
-  return runner.Prepared(task, target.layout, write)
+  return _task(s, target, student, prompts, answers, workdir), write
 
 
 def dequantised(model: build.LanguageModel) -> build.LanguageModel:
@@ -147,7 +133,7 @@ def _check_teacher(
       f'student.vocabulary={student.vocabulary}: the teacher has {target.ids} '
       'ids; give at most those, or 0 for all'
     )
-  _check_length(data, 'teacher', target.config)
+  students.check_length(data, 'teacher', target.config)
   field, has = data.source_field, target.start is not None
   if has and data.completions == 'text' and not field:
     raise ValueError(
@@ -161,47 +147,6 @@ def _check_teacher(
     )
 
 
-def _check_length(
-  data: sections.Data, who: str, config: model_config.LMConfig
-) -> None:
-  lengths = {'length': data.length}
-  if config.encoder is not None:
-    lengths['source_length'] = data.source_length
-  for name, length in lengths.items():
-    if length > config.context:
-      raise ValueError(
-        f'data.{name}={length}: the context of the {who} holds '
-        f'{config.context} tokens; give at most those'
-      )
-
-
-def _answers(
-  data: sections.Data,
-  target: build.LanguageModel,
-  prompts: training_prompts.Prompts,
-  taps: tuple[int, ...],
-  scaled: bool,
-) -> completions.Answers | None:
-  """The prompts with their completions; None if the student samples all.
-
-  taps: layers of the teacher whose features are recorded with its own; scaled:
-  and their norms.
-  """
-  if data.completions == 'student':
-    return None
-  if data.completions == 'text':
-    return prompts.texts
-  return teacher.answer(
-    data.folder,
-    target,
-    prompts.kept,
-    training_prompts.sampling(data, target),
-    batch=data.batch,
-    taps=taps,
-    scaled=scaled,
-  )
-
-
 def _task(
   s: sections.Settings,
   target: build.LanguageModel,
@@ -213,32 +158,23 @@ def _task(
   """The task of the training loop, evaluated on the held-out prompts."""
   tokens = s.data.length
   tokens += s.data.source_length if target.start is not None else 0
+  held, q = prompts.held_out, student.model
   figures = evaluate.make(
-    s.judge,
-    target,
-    student.drafter,
-    student.model,
-    prompts.held_out,
-    s.data.seed,
+    s.judge, target, student.drafter, q, held, s.data.seed
   )
-  of = lambda rows, seed: data.batches(
+  of = lambda rows, seed: data.Batches(
     rows, batch=s.batch.rows, seed=seed, ends=teacher.ends(rows)
   )
   refresh, share = lambda step, params: None, 1.0
   batches: Any  # both kinds have next, state and restore
-  if s.data.recorded:
+  if s.data.completions in ('text', 'teacher'):
     assert answers is not None
-    rows = teacher.rows(answers)
-    batches = of(rows, s.run.seed)
-    share = data.needed(rows, teacher.ends(rows))
+    batches = of(teacher.rows(answers), s.run.seed)
+    share = batches.share
   else:
-    count = min(s.batch.rows * s.data.refresh, s.data.prompts)
-    sample = _sampler(
-      s.data, count, s.run.seed, target, student, prompts.kept, answers
-    )
     batches = completions.OnPolicy(
       workdir / 'completions',
-      sample,
+      _sampler(s, target, student, prompts.kept, answers),
       s.data.refresh,
       lambda rows, step: of(rows, s.run.seed + step),
     )
@@ -251,40 +187,34 @@ def _task(
     evaluate=lambda params: figures(student.weights(params)),
     score=lambda figures: figures['block_efficiency'],
     tokens=round(share * s.batch.rows * tokens),
-    flops=share * s.batch.rows * student.flops,
-    dtype=s.student.dtype,
     refresh=refresh,
+    place=data.placer(target.layout),
   )
 
 
 def _sampler(
-  data: sections.Data,
-  count: int,
-  seed: int,
+  s: sections.Settings,
   target: build.LanguageModel,
   student: students.Student,
   prompts: list[requests.Item],
   answers: completions.Answers | None,
 ):
-  """(step, params) -> `count` completions, until the next refresh.
+  """(step, params) -> completions until the next refresh, as rows.
 
   If there are answers of the teacher, these replace about half of them.
   """
-  how = training_prompts.sampling(data, target)
+  seed, count = s.run.seed, min(s.batch.rows * s.data.refresh, s.data.prompts)
+  room = completions.source_room(s.data, target)
 
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
     draw = np.random.default_rng([seed, step])
     chosen = np.sort(draw.permutation(len(prompts))[:count])
     asked = [prompts[i] for i in chosen]
+    weights, draws = student.weights(params), (seed + step) % 2**32
     found = completions.generate(
-      student.model,
-      student.weights(params),
-      asked,
-      how._replace(seed=(seed + step) % 2**32),
-      rows=data.batch,
-      layout=target.layout,
+      target, student.model, weights, asked, s.data, draws
     )
-    source = requests.source_of(asked, count, how.sources)
+    source = requests.source_of(asked, count, room)
     own = teacher.rows(teacher.in_order(found, source))
     if answers is None:
       return own

@@ -29,8 +29,7 @@ def reverse_kl(log_p: Array, log_q: Array) -> Array:
 def jensen_shannon(log_p: Array, log_q: Array, *, beta: float = 0.5) -> Array:
   """beta KL(p | m) + (1 - beta) KL(q | m), m = beta p + (1 - beta) q.
 
-  GKD (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649), equation 1;
-  divided by beta it tends to the forward KL as beta tends to 0.
+  GKD (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649), equation 1.
   """
   assert 0 < beta < 1, beta
   # Finite: logaddexp of two -inf has no gradient. _terms drops those anyway.

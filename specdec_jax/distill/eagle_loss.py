@@ -41,30 +41,21 @@ def unrolled(
 ) -> step_lib.Loss:
   """Makes the mean divergence from the teacher over the steps of a chain.
 
-  Args:
-    config: of the draft.
-    target: the teacher; only its embedding is run, and its last norm.
-    settings: the divergence and the weights of the steps.
-    gather: of the draft's parameters; see train.text_loss.gatherer.
+  Of the teacher, `target`, only its embedding is run, and its last norm.
 
-  Returns:
-    loss(params, frozen, batch, key). frozen: {'target': the teacher's
-    parameters, 'head': its columns for the draft's vocabulary}. batch: of
-    teacher.rows, with the features of config.taps and of the last layer.
+  frozen: {'target': the teacher's parameters, 'head': its columns for the
+    draft's vocabulary}.
+  batch: of teacher.rows, with the features of config.taps and the last layer.
   """
   embed = target.embed
   assert embed is not None
-  temperature = settings.temperature or 1.0
 
   def value(params, frozen, batch, key):
     weights = frozen | drafting(config, params, gather)
     tokens_BT = batch['tokens']
     features_BTE = students.features(batch, settings.noise, key)
-    positions_BT = jnp.broadcast_to(
-      jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape
-    )
-    tokens_BTD = embed(frozen['target'], tokens_BT, positions_BT)
-    log_p_BTR = teacher_log_p(config, frozen, batch, temperature)
+    tokens_BTD = embed(frozen['target'], tokens_BT, _positions(tokens_BT))
+    log_p_BTR = teacher_log_p(config, frozen, batch, settings.temperature)
     read_BTE = features_BTE[..., : config.features]
     counted = batch['counted'][:, 1:]
     if config.tap_norm == 'none':  # an MTP reads what the teacher's head reads
@@ -82,21 +73,20 @@ def unrolled(
   return value
 
 
+def _positions(tokens_BT: Array) -> Array:
+  """[B, T]: 0 to T - 1 in each row."""
+  return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape)
+
+
 def teacher_log_p(
   config: eagle.EagleConfig, frozen, batch, temperature: float
 ) -> Array:
-  """log p of the draft's vocabulary after each token but the last: [B, t, R].
-
-  The recorded mass belongs to temperature 1. At another one p is normalised
-  over the draft's vocabulary instead.
-  """
+  """log p of the draft's vocabulary after tokens but the last: [B, t, R]."""
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
   last_BTD = batch['features'][:, :-1, -config.features // len(config.taps) :]
   teacher = dataclasses.replace(config, last_norm='head')
   logits_BTR = eagle.reduced(teacher, head, last_BTD.astype(jnp.float32))
-  if temperature != 1:
-    return jax.nn.log_softmax(logits_BTR / temperature, -1)
-  return logits_BTR - batch['mass'][:, :-1, None]
+  return students.log_p(logits_BTR, batch, temperature)
 
 
 def steps(
@@ -108,8 +98,7 @@ def steps(
 ) -> list[Array]:
   """Computes the draft's hidden states at each of `count` steps: [B, T, D].
 
-  layer: the draft's parameters. tokens_BTD, features_BTE: the target's
-  embedding and features of every token.
+  tokens_BTD, features_BTE: the target's embedding and features of every token.
 
   Worked example, step 1 (the second token of a window) at index 5: it reads
   token 5 and step 0's hidden state of index 4, and attends to step 0's keys of
@@ -117,7 +106,7 @@ def steps(
   """
   module = eagle.merge(config, layer)
   B, T, _ = tokens_BTD.shape
-  positions_BT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
+  positions_BT = _positions(tokens_BTD[..., 0])
   shift = lambda x: jnp.pad(x, ((0, 0), (1, 0), (0, 0)))[:, :T]
   feature_BTD, out = module.fused(shift(features_BTE)), []
   writes = [_Keys([]) for _ in range(config.block.depth)]
@@ -167,12 +156,9 @@ def masked(
   """Makes the mean divergence from the teacher over the masks of blocks.
 
   Each step cuts every row at a random place into blocks that touch, so that all
-  tokens are read, each as any mask of a block.
-
-  Args and returns: as of `unrolled`. The batch has the 'scale' of its features.
+  tokens are read, each as any mask of a block. Args as of `unrolled`.
   """
   config, size = blocks.config, blocks.size
-  temperature = settings.temperature or 1.0
 
   def value(params, frozen, batch, key):
     weights = frozen | drafting(config, params, gather)
@@ -180,15 +166,12 @@ def masked(
     tokens_BT, counted_BT = batch['tokens'], batch['counted']
     B, T = tokens_BT.shape
     start_B = jax.random.randint(key_cut, (B,), 0, size)
+    taps_BTE = students.features(batch, settings.noise, key)
+    taps_BTE = _undone(config, taps_BTE, batch)
     states_BASH = in_blocks(
-      blocks,
-      target,
-      weights,
-      tokens_BT,
-      _undone(config, students.features(batch, settings.noise, key), batch),
-      start_B,
+      blocks, target, weights, tokens_BT, taps_BTE, start_B
     )
-    log_p_BTR = teacher_log_p(config, frozen, batch, temperature)
+    log_p_BTR = teacher_log_p(config, frozen, batch, settings.temperature)
 
     def of_mask(k: int):
       at_BA = start_B[:, None] + size * jnp.arange(states_BASH.shape[1])[None]
@@ -197,11 +180,8 @@ def masked(
       counted_BA = jnp.take_along_axis(counted_BT, token_BA, 1) & (at_BA < T)
       # Index t is the law of the token at t + 1.
       log_p = jnp.take_along_axis(log_p_BTR, token_BA[..., None] - 1, 1)
-      return (
-        eagle.reduced(config, weights, states_BASH[:, :, k]),
-        log_p,
-        counted_BA,
-      )
+      logits = eagle.reduced(config, weights, states_BASH[:, :, k])
+      return logits, log_p, counted_BA
 
     return students.over_steps(settings, map(of_mask, range(1, size)))
 
@@ -210,11 +190,9 @@ def masked(
 
 def _undone(config: eagle.EagleConfig, features_BTE: Array, batch) -> Array:
   """The taps as the teacher left them, of features divided by their norm."""
-  each = jnp.split(features_BTE[..., : config.features], len(config.taps), -1)
-  scale_BTn = batch['scale'][..., : len(each)]
-  return jnp.concatenate(
-    [x / scale_BTn[..., i, None] for i, x in enumerate(each)], -1
-  )
+  scale_BTn = batch['scale'][..., : len(config.taps)]
+  size = config.features // len(config.taps)
+  return features_BTE[..., : config.features] / jnp.repeat(scale_BTn, size, -1)
 
 
 def in_blocks(
@@ -227,12 +205,8 @@ def in_blocks(
 ) -> Array:
   """The states of the blocks that a row is cut into: [B, A, S, H].
 
-  Args:
-    blocks: of S tokens; the last one may end behind the row.
-    target: the teacher, whose embedding is read.
-    weights: 'layer' and 'target' of models.eagle.weights.
-    tokens_BT, features_BTE: of the rows.
-    start_B: the token that a row's first block begins with.
+  The last block may end behind the row. start_B: the token that a row's first
+  block begins with. weights: 'layer' and 'target' of models.eagle.weights.
 
   Worked example, two blocks of three from token 1: the first is token 1 and two
   masks, in the places of tokens 1 to 3, and each of them attends to all three
@@ -250,8 +224,9 @@ def in_blocks(
   same_BQQ = jnp.broadcast_to(same_QQ[None], (B, *same_QQ.shape))
   module = eagle.merge(config, weights['layer'])
   keys = [_Keys([]) for _ in range(config.block.depth)]
-  row_BT = jnp.broadcast_to(jnp.arange(T)[None], (B, T))
-  views = attention.views(config.block, row_BT, jnp.ones((B, T, T), bool))
+  views = attention.views(
+    config.block, _positions(tokens_BT), jnp.ones((B, T, T), bool)
+  )
   module.remember(module.fused(features_BTE), views, keys)
   seen = jnp.concatenate([before_BQT, same_BQQ], -1)
   views = attention.views(config.block, at_BQ, seen)

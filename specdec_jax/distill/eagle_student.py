@@ -27,33 +27,25 @@ def digest(source: str) -> str:
   return files.sha256(draft_file.find(draft_file.EAGLE, source))
 
 
-def begin(
-  student: sections.Student,
-  target: build.LanguageModel,
-  *,
-  seed: int,
-  fsdp: bool,
-) -> students.Start:
+def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
   """Reads the draft at student.source, or draws random weights.
 
   Refuses a teacher and a draft that do not match, or not these settings.
   """
-  c, last = target.config, target.config.depth - 1
-  layout, ids = students.layout_of(target, c, fsdp), None
-  if student.kind != 'eagle':
+  student, c, last = s.student, target.config, target.config.depth - 1
+  layout, ids = students.layout_of(target, c, s.mesh.fsdp), None
+  taps = student.taps or (last,)
+  if student.kind == 'eagle':
+    config = eagle.settings(c, taps)
+  else:
     config = published(student, c)
     export.settings(config.block)  # raises for what cannot be saved at the end
-    params = eagle.init(_masters(config), seed)
-    if student.layers:
-      params |= _picked(student, target, params.keys())
-    read = (*(i for i in config.taps if i < last), last)
-    scaled = student.kind == 'dflash'
-    return students.Start(config, params, ids, read, layout, scaled)
-  taps = student.taps or (last,)
-  config = eagle.settings(c, taps)
-  if not student.source:
-    params = eagle.init(_masters(config), seed)
-  else:
+    taps = (*(i for i in config.taps if i < last), last)
+  wide = dataclasses.replace(config.block, dtype=students.wide(c))
+  params = eagle.init(dataclasses.replace(config, block=wide), s.run.seed)
+  if student.layers:
+    params |= _picked(student, target, params.keys())
+  if student.source:
     draft = draft_file.read_eagle(student.source)
     file = draft_file.EAGLE, student.source
     draft_file.check_tokenizer(*file, draft.about, target)
@@ -142,32 +134,28 @@ def mask_id(target: build.LanguageModel) -> int:
 
 
 def make(
-  student: sections.Student,
+  s: sections.Settings,
   start: students.Start,
   target: build.LanguageModel,
   ids: np.ndarray,
-  loss: sections.Loss,
-  data: sections.Data,
 ) -> students.Student:
   """Makes the student that proposes `ids`."""
   config, layout, model = start.config, start.layout, target.model
-  gather = text_loss.gatherer(layout)
+  student, gather = s.student, text_loss.gatherer(layout)
   given = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()
     given |= {n: hosts.put(given[n], whole) for n in ('head', 'ids')}
-  shapes = eagle.shapes(_masters(config))
-  trained = lm.nest(students.copied(start.params, shapes))
+  wide = students.wide(target.config)
+  trained = lm.nest(students.copied(start.params, wide))
   if student.kind == 'eagle3':
-    trained['head'] = jnp.array(given['head'], students.wide(target.config))
+    trained['head'] = jnp.array(given['head'], wide)
   draft: Any = config
   module, loss_of = eagle_drafter, eagle_loss.unrolled
   if student.kind == 'dflash':
-    draft = eagle.Blocks(config, mask_id(target), loss.unroll + 1)
+    draft = eagle.Blocks(config, mask_id(target), s.loss.unroll + 1)
     module, loss_of = dflash, eagle_loss.masked
-  size = sum(x.size for x in jax.tree.leaves(trained))
   constrain = layout and layout.constrain
-  passes = 1 if student.kind == 'dflash' else loss.unroll
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     half = students.halved(params)
@@ -184,15 +172,13 @@ def make(
 
   return students.Student(
     params=students.put(layout, trained),
-    loss=loss_of(draft, model, loss, gather),
+    loss=loss_of(draft, model, s.loss, gather),
     frozen={n: given[n] for n in ('target', 'head')},
     weights=lambda params: given | eagle_loss.drafting(config, params, gather),
     drafter=lambda gamma: module.make(
       draft, model, gamma=gamma, constrain=constrain
     ),
     model=module.view(draft, model),
-    # Every step of the chain; the frozen head has no gradient of its own.
-    flops=data.length * passes * (6.0 * size + 4.0 * given['head'].size),
     write=write,
   )
 
@@ -206,9 +192,3 @@ def _beside(student: sections.Student, target, given) -> dict[str, jax.Array]:
     return {'embed': own[0]}
   some = student.kind == 'dflash' and len(given['ids']) < V
   return {'head': given['head']} if some else {}
-
-
-def _masters(config: eagle.EagleConfig) -> eagle.EagleConfig:
-  """The config of trained parameters, float32 or wider."""
-  block = dataclasses.replace(config.block, dtype=students.wide(config.block))
-  return dataclasses.replace(config, block=block)

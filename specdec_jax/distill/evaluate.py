@@ -19,15 +19,9 @@ def make(
   held_out: Sequence[requests.Item],
   seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
-  """Makes a function from weights.draft to figures on some prompts.
+  """Makes a function from weights.draft to figures on the held-out prompts.
 
-  Args:
-    judge: length of a window and of the texts, and their temperature.
-    target: decodes with the drafter.
-    drafter: made for judge.gamma.
-    draft: the drafter's q as a model, which reads weights.draft.
-    held_out: the prompts.
-    seed: of all randomness.
+  draft: the drafter's q as a model, which reads weights.draft.
 
   Returns:
     figures(params). 'alpha': mean of sum min(p, q), teacher-forced on the text

@@ -2,24 +2,22 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, forward, hosts, types
-from specdec_jax.distill import divergences, sections, students
+from specdec_jax import build, forward, hosts, sharding, types
+from specdec_jax.distill import sections, students
 from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, sources, tokenizer
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm, work
+from specdec_jax.models import convert, lm
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
-
-Array = jax.Array
 
 
 def digest(source: str) -> str:
@@ -27,21 +25,15 @@ def digest(source: str) -> str:
   return sources.open_source(source).digest
 
 
-def begin(
-  student: sections.Student,
-  target: build.LanguageModel,
-  *,
-  seed: int,
-  fsdp: bool,
-) -> students.Start:
+def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
   """Takes layers of the teacher, reads student.source or draws random weights.
 
   Refuses what does not match this teacher or these settings, and what could not
   be saved.
   """
-  ids = None
+  student, ids = s.student, None
   if student.size:
-    config, params = _sized(student, target, seed)
+    config, params = _sized(student, target, s.run.seed)
   elif student.source:
     draft = _read(student, target)
     config, params = draft.config, draft.params
@@ -53,7 +45,8 @@ def begin(
     # A copy of the containers: fusing modifies them.
     config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
   export.settings(config)  # raises for what cannot be saved at the end
-  layout = students.layout_of(target, config, fsdp)
+  students.check_length(s.data, 'student', config)
+  layout = students.layout_of(target, config, s.mesh.fsdp)
   return students.Start(config, params, ids, (), layout)
 
 
@@ -127,16 +120,15 @@ def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
 
 
 def make(
-  student: sections.Student,
+  s: sections.Settings,
   start: students.Start,
   target: build.LanguageModel,
   ids: np.ndarray,
-  loss: sections.Loss,
-  data: sections.Data,
 ) -> students.Student:
   """Makes the student that proposes `ids`."""
-  config = start.config.running(dtype=students.wide(start.config))
-  params = students.copied(start.params, lm.nest(lm.shapes(config)))
+  student, dtype = s.student, students.wide(start.config)
+  config = start.config.running(dtype=dtype)
+  params = students.copied(start.params, dtype)
   full_DV = None
   if student.vocabulary:
     # A copy: training donates its arrays.
@@ -149,63 +141,30 @@ def make(
   model = lm.make(
     config, ids=target.ids, vocab=target.model.vocab, constrain=constrain
   )
-  value, teacher = _loss(student, config, start, target, loss, data.keep)
-  # What a step reads of the teacher; recorded features leave only its head.
-  read = {'head': teacher['head']} if data.keep else teacher
-  lengths = data.length, data.source_length
-  products = lambda params: work.row_products(params, *lengths)
-  # No gradient passes a shared encoder; one passes a shared head.
-  encoder = {n: x for n, x in shared.items() if n == 'encoder'}
-  flops = 6.0 * products(trained | shared) - 4.0 * products(encoder)
+  teacher, given = target.config, target.params
+  # Without the mass, p is normalised over all ids, so all columns are needed.
+  if s.data.keep and config.proposes and s.loss.temperature in (0, 1):
+    teacher, given = convert.reduce(teacher, given, config.proposes)
+  value = distilled(
+    config.running(dtype=target.config.dtype),
+    teacher,
+    s.loss,
+    ids=target.ids,
+    layout=start.layout,
+    over=target.layout,
+  )
   gather = text_loss.gatherer(start.layout)
   return students.Student(
     params=trained,
     loss=value,
-    frozen={'teacher': teacher, 'shared': shared},
+    frozen={'teacher': given, 'shared': shared},
     weights=lambda params: gather(params | shared),
     drafter=lambda gamma: lm_drafter.make(model, gamma=gamma),
     model=model,
-    flops=flops + 2.0 * products(read),
     write=lambda folder, params, about: _write(
       folder, student, target, config, params | shared, full_DV, about
     ),
   )
-
-
-def _loss(
-  student: sections.Student,
-  config: model_config.LMConfig,
-  start: students.Start,
-  target: build.LanguageModel,
-  loss: sections.Loss,
-  keep: bool,
-) -> tuple[step_lib.Loss, types.Params]:
-  """The loss, and the teacher's parameters for it."""
-  teacher, params = target.config, target.params
-  # Without the mass, p is normalised over all ids, so all columns are needed.
-  if keep and config.proposes and (loss.temperature or 1) == 1:
-    teacher, params = convert.reduce(teacher, params, config.proposes)
-
-  def model(config: model_config.LMConfig, layout) -> types.Model:
-    # Logits of other ids, all -inf, would cost more than the student does.
-    few = len(config.proposes)
-    return lm.make(
-      config,
-      ids=few or target.ids,
-      vocab=few or target.model.vocab,
-      constrain=layout and layout.constrain,
-    )
-
-  value = distilled(
-    model(config.running(dtype=student.dtype), start.layout),
-    student.dtype,
-    model(teacher, target.layout),
-    loss,
-    remat=student.remat,
-    ids=config.proposes,
-    gather=text_loss.gatherer(start.layout),
-  )
-  return value, params
 
 
 def _write(
@@ -244,18 +203,14 @@ def _write(
   return path
 
 
-# --- loss ---------------------------------------------------------------------
-
-
 def distilled(
-  student: types.Model,
-  dtype: str,
-  teacher: types.Model,
+  student: model_config.LMConfig,
+  teacher: model_config.LMConfig,
   settings: sections.Loss,
   *,
-  remat: bool,
-  ids: Sequence[int] = (),
-  gather: Callable[[Any], Any] = lambda params: params,
+  ids: int,
+  layout: sharding.Layout | None = None,
+  over: sharding.Layout | None = None,
 ) -> step_lib.Loss:
   """Makes the mean divergence from the teacher's distributions along a text.
 
@@ -263,51 +218,46 @@ def distilled(
   DistillSpec (Zhou et al. 2023, https://arxiv.org/abs/2310.08461), algorithm 1.
 
   Args:
-    student: a model of the teacher's vocabulary, or of `ids` alone; so too the
-      teacher where only these columns of its head are needed.
-    dtype: of the student's forward pass.
+    student: of the dtype of its forward pass. Both are compared on the ids that
+      it proposes; p is not renormalised.
     teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
       'mass' [B, T] (of completions.Answers), only its last norm and head are
-      run, and at temperature 1 its head needs only the columns of `ids`.
-    settings: the divergence and its temperature.
-    remat: keep only the residual stream between layers for the backward pass.
-    ids: ids that the student can propose, () for all; p is not renormalised.
-    gather: of the student's parameters; see train.text_loss.gatherer.
-
-  Returns:
-    loss(params, frozen, batch, key). frozen: {'teacher': its parameters,
-    'shared': those that the student takes from it}. batch: as for
-    train.text_loss.cross_entropy; each model reads the sources with its own
-    encoder. Its figure 'train_alpha' is sum min(p, q).
+      run, and at temperature 1 its head needs only the student's ids.
+    ids: how many ids are tokens.
+    layout, over: of student and teacher on their mesh.
+    frozen: {'teacher': its parameters, 'shared': those that the student takes
+      from it}.
+    batch: as for train.text_loss.cross_entropy; each model reads the sources
+      with its own encoder.
   """
-  divergence = divergences.divergence_of(settings.divergence)
-  temperature = settings.temperature or 1.0
-  read = text_loss.remat_layers(
-    lambda params, *inputs: forward.hidden(student, gather(params), *inputs),
-    remat,
-  )
+
+  def model(config: model_config.LMConfig, layout) -> types.Model:
+    # Logits of other ids, all -inf, would cost more than the student does.
+    few = len(config.proposes)
+    return lm.make(
+      config,
+      ids=few or ids,
+      vocab=few or teacher.vocab,
+      constrain=layout and layout.constrain,
+    )
+
+  p, q = model(teacher, over), model(student, layout)
+  gather = text_loss.gatherer(layout)
 
   def loss(params, frozen, batch, key):
     del key
-    log_p = jax.lax.stop_gradient(
-      students.teacher_log_p(teacher, frozen['teacher'], batch, temperature)
+    log_p = students.teacher_log_p(
+      p, frozen['teacher'], batch, settings.temperature
     )
-    params = text_loss.in_dtype(params | frozen['shared'], dtype)
+    if student.proposes and not teacher.proposes:
+      log_p = log_p[..., jnp.asarray(student.proposes)]
+    params = text_loss.in_dtype(params | frozen['shared'], student.dtype)
+    params = gather(params)
     source = text_loss.source_of(batch)
-    hidden_BTD = read(params, batch['tokens'], source)
-    logits_q = student.head(gather(params), hidden_BTD[:, :-1])
-    log_q = jax.nn.log_softmax(logits_q / temperature, -1)
-    log_p, log_q = (_of(ids, x) for x in (log_p, log_q))
-    counted_BT = batch['counted'][:, 1:]
-    value = text_loss.mean(divergence(log_p, log_q), counted_BT)
-    alpha = text_loss.mean(divergences.alpha(log_p, log_q), counted_BT)
-    return value, {'train_alpha': alpha}
+    hidden_BTD = forward.hidden(q, params, batch['tokens'], source)
+    logits_q = q.head(params, hidden_BTD[:, :-1])
+    step = logits_q, jax.lax.stop_gradient(log_p), batch['counted'][:, 1:]
+    value, figures = students.over_steps(settings, [step])
+    return value, {'train_alpha': figures['train_alpha'][0]}
 
   return loss
-
-
-def _of(ids: Sequence[int], x: Array) -> Array:
-  """The columns of these ids, () for all; x itself if it has no others."""
-  if len(ids) in (0, x.shape[-1]):
-    return x
-  return jnp.take(x, jnp.asarray(ids, jnp.int32), axis=-1)

@@ -10,7 +10,6 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,46 +23,36 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def begin(
-  student: sections.Student,
-  target: build.LanguageModel,
-  *,
-  seed: int,
-  fsdp: bool,
-) -> students.Start:
+def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
   """Makes a first head, of which there will be loss.unroll.
 
   Its block is the identity, and its matrix, unless it is shared, the teacher's.
   """
-  del seed
   c = target.config
   zeros = lambda *shape: jnp.zeros(shape, students.wide(c))
   layer = {'kernel': zeros(c.width, c.width), 'bias': zeros(c.width)}
-  own = {} if student.share else {'head': target.params['head']}
+  own = {} if s.student.share else {'head': target.params['head']}
   head, taps = {'layers': {'0': layer}} | own, (c.depth - 1,)
-  layout = students.layout_of(target, c, fsdp)
+  layout = students.layout_of(target, c, s.mesh.fsdp)
   return students.Start(c, head, np.arange(target.ids), taps, layout)
 
 
 def make(
-  student: sections.Student,
+  s: sections.Settings,
   start: students.Start,
   target: build.LanguageModel,
   ids: np.ndarray,
-  loss: sections.Loss,
-  data: sections.Data,
 ) -> students.Student:
-  """Makes the student of loss.unroll heads."""
-  c, model, dtype = start.config, target.model, students.wide(start.config)
+  """Makes the student of loss.unroll heads, of all ids."""
+  c, model, gather = (
+    start.config,
+    target.model,
+    text_loss.gatherer(start.layout),
+  )
   assert len(ids) == target.ids
   heads = medusa.Heads(model, target.ids, c.depth, c.width, c.activations)
-  copy = lambda: jax.tree.map(lambda x: jnp.array(x, dtype), start.params)
-  params = {str(i): copy() for i in range(loss.unroll)}
-  gather = text_loss.gatherer(start.layout)
-  trained = sum(x.size for x in jax.tree.leaves(params))
-  frozen = target.params['head'].size
-  # Of the teacher forward; with a gradient through it for every shared head.
-  read = 2.0 * frozen + 4.0 * frozen * loss.unroll * student.share
+  copy = lambda: students.copied(start.params, students.wide(c))
+  params = {str(i): copy() for i in range(s.loss.unroll)}
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     path, half = folder / 'draft', students.halved(params)
@@ -72,7 +61,7 @@ def make(
 
   return students.Student(
     params=students.put(start.layout, params),
-    loss=ahead(heads, c.dtype, loss, gather),
+    loss=ahead(heads, c.dtype, s.loss, gather),
     frozen=target.params,
     weights=lambda params: {
       'heads': text_loss.in_dtype(gather(params), c.dtype),
@@ -80,7 +69,6 @@ def make(
     },
     drafter=lambda gamma: medusa.make(heads, gamma=gamma),
     model=medusa.view(heads),
-    flops=data.length * (6.0 * trained + read),
     write=write,
   )
 
@@ -111,15 +99,9 @@ def ahead(
   Head i, of the state of token t, is compared with the teacher's law of token
   t + 2 + i; its weight is settings.decay ** i.
 
-  Args:
-    heads: those to train.
-    dtype: of their matrices in the forward pass.
-    settings: the divergence, its decay and how many heads there are.
-    gather: of their parameters; see train.text_loss.gatherer.
-
-  Returns:
-    loss(params, frozen, batch, key). frozen: the teacher's parameters. batch:
-    of teacher.rows, with the features of its last layer.
+  dtype: of the matrices in the forward pass.
+  frozen: the teacher's parameters.
+  batch: of teacher.rows, with the features of the last layer.
   """
   target = heads.target
   norm = target.norm
@@ -127,7 +109,7 @@ def ahead(
 
   def value(params, frozen, batch, key):
     log_p_BTV = students.teacher_log_p(
-      target, frozen, batch, settings.temperature or 1.0
+      target, frozen, batch, settings.temperature
     )
     features_BTD = students.features(batch, settings.noise, key)
     state_BTD = norm(frozen, features_BTD).astype(heads.dtype)

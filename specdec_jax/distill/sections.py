@@ -3,7 +3,6 @@
 import dataclasses
 
 from specdec_jax import fields
-from specdec_jax import settings as settings_lib
 from specdec_jax.distill import divergences
 from specdec_jax.kernels import library
 from specdec_jax.models import convert
@@ -35,28 +34,14 @@ class Teacher(fields.Checked):
     return self.dtype in convert.CODES
 
 
-# What a kind of student is, and the settings that it therefore has not.
-_SHAPES = {
-  'eagle': (
-    "an eagle is one layer like its teacher's",
-    ('size', 'layers', 'remat'),
-  ),
-  'eagle3': (
-    "an eagle3 is one layer like its teacher's, drawn at random",
-    ('size', 'layers', 'source', 'remat'),
-  ),
-  'dflash': (
-    "a dflash is layers of its teacher's width on its states",
-    ('size', 'source', 'remat'),
-  ),
-  'mtp': (
-    "an mtp is one layer like its teacher's, on its last state",
-    ('taps', 'size', 'layers', 'source', 'remat'),
-  ),
-  'medusa': (
-    "a medusa is heads of all ids on its teacher's last states",
-    ('taps', 'size', 'layers', 'source', 'vocabulary', 'remat'),
-  ),
+# Kind of student: its settings that have to be empty.
+_WITHOUT = {
+  'dflash': ('size', 'source'),
+  'eagle': ('size', 'layers'),
+  'eagle3': ('size', 'layers', 'source'),
+  'lm': ('taps',),
+  'medusa': ('taps', 'size', 'layers', 'source', 'vocabulary'),
+  'mtp': ('taps', 'size', 'layers', 'source'),
 }
 # What there are loss.unroll of, in students that draft that many tokens.
 WIDE = {'dflash': 'masks', 'medusa': 'heads'}
@@ -64,14 +49,9 @@ WIDE = {'dflash': 'masks', 'medusa': 'heads'}
 
 @dataclasses.dataclass(frozen=True)
 class Student(fields.Checked):
-  """The student: an eagle has taps and source, an lm size, layers or source.
+  """The student; each kind has some of these settings."""
 
-  A medusa has neither, but loss.unroll heads.
-  """
-
-  kind: str = fields.setting(
-    allowed=('dflash', 'eagle', 'eagle3', 'lm', 'medusa', 'mtp')
-  )
+  kind: str = fields.setting(allowed=tuple(_WITHOUT))
   # Teacher layers whose hidden states an eagle reads; () is the last one, of
   # an eagle3 or dflash three.
   taps: tuple[int, ...] = fields.setting(low=0)
@@ -85,21 +65,18 @@ class Student(fields.Checked):
   )
   # Number of ids that it can propose, the most frequent ones; 0 is all.
   vocabulary: int = fields.setting(low=0)
-  dtype: str = fields.setting(allowed=settings_lib.DTYPES)  # forward pass
-  remat: bool = fields.setting(help='compute layers twice, to save memory')
 
   def __post_init__(self):
     super().__post_init__()
-    if self.kind in _SHAPES:
-      why, others = _SHAPES[self.kind]
-      for name in others:
-        if value := getattr(self, name):
-          raise ValueError(f'{name}={value!r}: {why}; leave it empty')
-      if self.kind == 'dflash' and not self.layers:
-        raise ValueError(
-          'layers=(): a dflash begins with layers of its teacher; give as many '
-          'as it shall have'
-        )
+    for name in _WITHOUT[self.kind]:
+      if value := getattr(self, name):
+        raise ValueError(f'{name}={value!r}: of no {self.kind}; leave it empty')
+    if self.kind == 'dflash' and not self.layers:
+      raise ValueError(
+        'layers=(): a dflash begins with layers of its teacher; give as many '
+        'as it shall have'
+      )
+    if self.kind != 'lm':
       return
     given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
     if len(given) != 1:
@@ -107,13 +84,11 @@ class Student(fields.Checked):
         f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
         '(from random weights), layers (of the teacher), source (a model)'
       )
-    elif self.source and self.share:
+    if self.source and self.share:
       raise ValueError(
         'share=True: a student of a source has its own embedding and head; '
         'give share=False'
       )
-    elif self.taps:
-      raise ValueError(f'taps={self.taps}: an lm reads none; give ()')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +145,6 @@ class Data(fields.Checked):
       )
     if not self.temperatures:
       raise ValueError('temperatures=(): give at least one')
-
-  @property
-  def recorded(self) -> bool:
-    """Whether all completions are there before training."""
-    return self.completions in ('text', 'teacher')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,13 +217,6 @@ class Settings:
       raise ValueError(
         f'data.completions={self.data.completions!r}: {kind} learns from '
         "features of its teacher's answers; give teacher"
-      )
-    given = self.teacher
-    computes = 'float32' if given.quantised else given.dtype
-    if self.student.dtype != computes:
-      raise ValueError(
-        f'student.dtype={self.student.dtype!r}: {kind} computes in the dtype '
-        f'of its teacher, {computes!r}; set both'
       )
     most = self.data.length - 2  # as far as the last head looks ahead
     if kind in WIDE and not gamma <= self.loss.unroll <= most:

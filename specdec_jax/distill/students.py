@@ -24,22 +24,13 @@ Array = jax.Array
 
 
 class Start(NamedTuple):
-  """What a student begins with.
+  """What a student begins with."""
 
-  config: of its model, an eagle.EagleConfig or an LMConfig.
-  params: initial values, which `make` copies.
-  ids: the vocabulary of the draft that it goes on from; None: yet to be chosen.
-  taps: layers of the teacher whose features are recorded for it.
-  scaled: whether their norms are recorded too.
-  layout: of what is trained; None is one device.
-  """
-
-  config: Any
-  params: types.Params
-  ids: np.ndarray | None
-  taps: tuple[int, ...]
-  layout: sharding.Layout | None
-  scaled: bool = False
+  config: Any  # of its model, an eagle.EagleConfig or an LMConfig
+  params: types.Params  # initial values, which `make` copies
+  ids: np.ndarray | None  # its vocabulary; None: yet to be chosen
+  taps: tuple[int, ...]  # layers of the teacher that are recorded for it
+  layout: sharding.Layout | None  # of what is trained
 
 
 class Student(NamedTuple):
@@ -51,7 +42,6 @@ class Student(NamedTuple):
   weights: Callable[[types.Params], types.Params]  # -> weights.draft
   drafter: Callable[[int], types.Drafter]  # by gamma
   model: types.Model  # its q, which reads weights.draft
-  flops: float  # of one row of a batch, forward and backward
   # (folder, params, about) -> the path of the finished draft.
   write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
 
@@ -111,9 +101,24 @@ def wide(config: model_config.LMConfig) -> str:
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
-def copied(params: types.Params, wanted: types.Params) -> types.Params:
-  """Copies parameters to the dtypes of `wanted`: training donates its own."""
-  return jax.tree.map(lambda x, s: jnp.array(x, s.dtype), params, wanted)
+def copied(params: types.Params, dtype: str) -> types.Params:
+  """Copies parameters: training donates its own."""
+  return jax.tree.map(lambda x: jnp.array(x, dtype), params)
+
+
+def check_length(
+  data: sections.Data, who: str, config: model_config.LMConfig
+) -> None:
+  """Raises ValueError for rows that a context does not hold."""
+  lengths = {'length': data.length}
+  if config.encoder is not None:
+    lengths['source_length'] = data.source_length
+  for name, length in lengths.items():
+    if length > config.context:
+      raise ValueError(
+        f'data.{name}={length}: the context of the {who} holds '
+        f'{config.context} tokens; give at most those'
+      )
 
 
 # --- losses -------------------------------------------------------------------
@@ -130,21 +135,26 @@ def teacher_log_p(
     # Features are float16, finer than bfloat16; mass was computed in float32.
     wide = jnp.promote_types(params['head'].dtype, jnp.float32)
     hidden_BTD = batch['features'].astype(wide)
-  logits = teacher.head(params, hidden_BTD[:, :-1])
-  if 'mass' in batch and temperature == 1:
+  return log_p(teacher.head(params, hidden_BTD[:, :-1]), batch, temperature)
+
+
+def log_p(logits: Array, batch, temperature: float) -> Array:
+  """log p of the teacher from its logits, [B, T - 1, R], of some ids.
+
+  The recorded mass belongs to temperature 1 (and 0, which counts as 1). At
+  another one p is normalised over these ids instead.
+  """
+  if 'mass' in batch and temperature in (0, 1):
     return logits - batch['mass'][:, :-1, None]
-  return jax.nn.log_softmax(logits / temperature, -1)
+  return jax.nn.log_softmax(logits / (temperature or 1), -1)
 
 
 def features(batch, noise: float, key: Array) -> Array:
   """The features of a batch, [B, T, E] float32, with sections.Loss.noise."""
-  features_BTE = batch['features'].astype(jnp.float32)
+  x_BTE = batch['features'].astype(jnp.float32)
   if not noise:
-    return features_BTE
-  shape = features_BTE.shape
-  return features_BTE + noise * jax.random.uniform(
-    key, shape, minval=-1, maxval=1
-  )
+    return x_BTE
+  return x_BTE + noise * jax.random.uniform(key, x_BTE.shape, minval=-1)
 
 
 def over_steps(
@@ -152,24 +162,17 @@ def over_steps(
 ) -> tuple[Array, dict[str, Array]]:
   """The mean divergence from the teacher over the steps of a draft.
 
-  Args:
-    settings: the divergence, its temperature and the weights of the steps.
-    each: of each step (logits of the draft [B, t, R], the teacher's log p of
-      the same tokens, which of them count [B, t]).
+  Its figure 'train_alpha' is sum min(p, q) of each step.
 
-  Returns:
-    The loss, and its figures: 'train_alpha' and 'train_top' (the argmax
-    agrees), with one entry for each step.
+  each: of each step (logits of the draft [B, t, R], the teacher's log p of the
+    same tokens, which of them count [B, t]).
   """
   divergence = divergences.divergence_of(settings.divergence)
-  total, norm, alphas, tops = jnp.zeros(()), 0.0, [], []
+  total, norm, alphas = jnp.zeros(()), 0.0, []
   for step, (logits_BtR, log_p, counted_Bt) in enumerate(each):
-    log_q = jax.nn.log_softmax(logits_BtR / (settings.temperature or 1.0), -1)
-    agrees_Bt = jnp.argmax(log_q, -1) == jnp.argmax(log_p, -1)
+    log_q = jax.nn.log_softmax(logits_BtR / (settings.temperature or 1), -1)
     value = text_loss.mean(divergence(log_p, log_q), counted_Bt)
     total += settings.decay**step * value
     norm += settings.decay**step
     alphas.append(text_loss.mean(divergences.alpha(log_p, log_q), counted_Bt))
-    tops.append(text_loss.mean(agrees_Bt, counted_Bt))
-  figures = {'train_alpha': jnp.stack(alphas), 'train_top': jnp.stack(tops)}
-  return total / norm, figures
+  return total / norm, {'train_alpha': jnp.stack(alphas)}

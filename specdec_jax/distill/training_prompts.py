@@ -16,15 +16,11 @@ from specdec_jax.train import text
 
 
 class Prompts(NamedTuple):
-  """Prompts, both kinds numbered from 0.
+  """Prompts, both kinds numbered from 0."""
 
-  kept: to train on; more of them begin with the same.
-  held_out: to evaluate with.
-  texts: those to train on with their continuations in the source, or None.
-  """
-
-  kept: list[requests.Item]
-  held_out: list[requests.Item]
+  kept: list[requests.Item]  # to train on; more of them begin with the same
+  held_out: list[requests.Item]  # to evaluate with
+  # Those to train on with their continuations in the source, or None.
   texts: completions.Answers | None = None
 
 
@@ -44,7 +40,10 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
   )
   draw = np.random.default_rng(data.seed)
   if data.chat or target.start is not None:
-    found = _distinct(corpus, whole=data.chat)
+    found = corpus.sources or corpus.documents
+    if not (corpus.sources or data.chat):  # paragraphs
+      found = [x.strip() for y in found for x in y.split('\n\n')]
+    found = list(dict.fromkeys(filter(None, found)))
     found = [found[i] for i in draw.permutation(len(found))]
     prompts = _asked(data, target, found)
     if data.completions != 'text':
@@ -63,15 +62,6 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
   held, kept = tokens[: data.held_out], tokens[data.held_out :]
   texts = completions.Answers(rows[data.held_out :], spans)
   return Prompts(requests.items(kept), requests.items(held), texts)
-
-
-def _distinct(corpus: text.Corpus, *, whole: bool) -> list[str]:
-  """The sources of a corpus; without any its documents, or their paragraphs."""
-  found = corpus.sources or corpus.documents
-  if not (corpus.sources or whole):
-    paragraphs = (x.strip() for y in found for x in y.split('\n\n'))
-    found = filter(None, paragraphs)
-  return list(dict.fromkeys(found))
 
 
 def _pairs(
@@ -106,7 +96,7 @@ def _asked(
   """
   count, found = data.prompts + data.held_out, []
   number = lambda items: [x._replace(number=i) for i, x in enumerate(items)]
-  most = sampling(data, target).sources
+  most = completions.source_room(data, target)
   for read, prompt in enumerate(texts, 1):
     if target.start is not None:
       prompt = target.tokenizer.encode(prompt)
@@ -128,19 +118,6 @@ def _asked(
     f'data.prompts={data.prompts} and held_out={data.held_out}: {data.source} '
     f'has {len(found)} questions shorter than length={data.length}, of '
     f'{len(texts)}'
-  )
-
-
-def sampling(
-  data: sections.Data, target: build.LanguageModel
-) -> completions.Sampling:
-  """How the completions of teacher and student are decoded."""
-  return completions.Sampling(
-    data.length,
-    data.temperatures,
-    data.seed,
-    tuple(target.tokenizer.eos_ids),
-    0 if target.start is None else data.source_length,
   )
 
 

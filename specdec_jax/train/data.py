@@ -15,18 +15,68 @@ _ENDLESS = 1 << 62
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):
-  """An endless iterator over batches; made by `batches`.
+  """Endless batches of rows of arrays with the same leading axis.
 
-  state() is JSON; after restore(state) the same batches follow, bit for bit.
+  Each epoch has every row once, in a new order; rows that do not fill the last
+  batch are left out. Arrays may be np.memmap: only the rows of a batch are
+  read, in a thread, two batches ahead.
+
+  share: of the columns that the mean row needs, as batches are cut.
   """
 
-  def __init__(self, iterator: grain.DatasetIterator, about: dict[str, Any]):
-    self._iterator, self._about = iterator, about
+  def __init__(
+    self,
+    arrays: Mapping[str, np.ndarray],
+    *,
+    batch: int,
+    seed: int,
+    ends: Mapping[str, np.ndarray] | None = None,
+  ):
+    """Reads nothing yet; refuses fewer rows than a batch has.
+
+    ends: by name, the columns before the padding of each row [N]. Rows of like
+      length are then batched together, and a batch has as many quarters of
+      these arrays' columns as its longest row needs: padding costs as much as
+      text, and four widths are few programs to compile.
+    """
+    lengths, ends = {len(a) for a in arrays.values()}, ends or {}
+    assert len(lengths) == 1, lengths
+    (rows,) = lengths
+    if rows < batch:
+      raise ValueError(
+        f'{rows} rows are fewer than a batch of {batch}: give more data, or a '
+        'smaller text.rows (train.py) or batch.rows (distill.py)'
+      )
+    self._about: dict[str, Any] = dict(
+      seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)
+    )
+    if ends:
+      self._about['grouped'] = sorted(ends)
+    quarters_N, steps = _quarters(arrays, ends, rows), rows // batch
+    self.share = float(np.mean(quarters_N)) / 4
+    order = functools.lru_cache(1)(
+      lambda epoch: _order((steps, batch), quarters_N, seed, epoch)
+    )
+
+    def take(number: int) -> dict[str, np.ndarray]:
+      epoch, step = divmod(number, steps)
+      chosen = order(epoch)[step]
+      found = {name: a[chosen] for name, a in arrays.items()}
+      for name in ends:
+        width = quarters_N[chosen].max() * found[name].shape[1]
+        found[name] = found[name][:, : -(-width // 4)]
+      return found
+
+    # state() counts batches that were returned, not those read ahead.
+    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    endless = grain.MapDataset.range(_ENDLESS).map(take)
+    self._iterator = iter(endless.to_iter_dataset(options))
 
   def __next__(self) -> dict[str, np.ndarray]:
     return next(self._iterator)
 
   def state(self) -> dict[str, Any]:
+    """The position, as JSON: after restore(state) the same batches follow."""
     taken = grain.experimental.get_next_index(self._iterator)
     return {**self._about, 'taken': taken}
 
@@ -41,76 +91,12 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     grain.experimental.set_next_index(self._iterator, state['taken'])
 
 
-def batches(
-  arrays: Mapping[str, np.ndarray],
-  *,
-  batch: int,
-  seed: int,
-  ends: Mapping[str, np.ndarray] | None = None,
-) -> Batches:
-  """Endless batches of rows of arrays with the same leading axis.
-
-  Each epoch has every row once, in a new order; rows that do not fill the last
-  batch are left out. Arrays may be np.memmap: only the rows of a batch are
-  read, in a thread, two batches ahead.
-
-  Args:
-    arrays: by name; row i of each belongs to the same text.
-    batch: rows in a batch; refused if there are fewer in all.
-    seed: of the order, 0 or more.
-    ends: by name, the columns before the padding of each row [N]. Rows of like
-      length are then batched together, and a batch has as many quarters of
-      these arrays' columns as its longest row needs: padding costs as much as
-      text, and four widths are few programs to compile.
-  """
-  lengths, ends = {len(a) for a in arrays.values()}, ends or {}
-  assert len(lengths) == 1, lengths
-  (rows,) = lengths
-  if rows < batch:
-    raise ValueError(
-      f'{rows} rows are fewer than a batch of {batch}: give more data, or a '
-      'smaller text.rows (train.py) or batch.rows (distill.py)'
-    )
-  about: dict[str, Any] = dict(
-    seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)
-  )
-  if ends:
-    about['grouped'] = sorted(ends)
-  quarters_N, steps = quarters(arrays, ends), rows // batch
-  order = functools.lru_cache(1)(
-    lambda epoch: _order((steps, batch), quarters_N, seed, epoch)
-  )
-
-  def take(number: int) -> dict[str, np.ndarray]:
-    epoch, step = divmod(number, steps)
-    chosen = order(epoch)[step]
-    found = {name: a[chosen] for name, a in arrays.items()}
-    for name in ends:
-      width = quarters_N[chosen].max() * found[name].shape[1]
-      found[name] = found[name][:, : -(-width // 4)]
-    return found
-
-  # state() counts batches that were returned, not those read ahead.
-  options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-  endless = grain.MapDataset.range(_ENDLESS).map(take)
-  return Batches(iter(endless.to_iter_dataset(options)), about)
-
-
-def quarters(
-  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray]
+def _quarters(
+  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray], rows: int
 ) -> np.ndarray:
   """Quarters of the columns, 1 to 4, that each row needs in all arrays: [N]."""
   each = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
-  if not each:
-    return np.full(len(next(iter(arrays.values()))), 4)
-  return np.clip(np.max(each, axis=0), 1, 4)
-
-
-def needed(
-  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray]
-) -> float:
-  """The share of columns that the mean row needs, as `batches` cuts them."""
-  return float(np.mean(quarters(arrays, ends))) / 4
+  return np.clip(np.max(each, axis=0), 1, 4) if each else np.full(rows, 4)
 
 
 def _order(

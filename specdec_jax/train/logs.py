@@ -13,13 +13,11 @@ from specdec_jax.io import files
 
 
 class Logs:
-  """Appends to the logs of a workdir, after removing lines of later steps.
+  """Appends to the logs of a workdir, after removing lines behind step `first`.
 
   metrics.jsonl has no times, so that a run leaves the same file whether or not
   it was killed and resumed. Every method raises ValueError if the disk is full
   or gone; of several processes, only the first writes.
-
-  first: the last step whose lines stay.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):
@@ -32,13 +30,10 @@ class Logs:
           self._files[name] = open(path, 'a')
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
-    """Appends the figures of a step to a log, for every reader at once.
+    """Appends figures, as from `plain`, to a log, for every reader at once.
 
-    Args:
-      name: 'metrics', for figures that a run with the same settings repeats, or
-        'clocks', for times.
-      step: steps done.
-      figures: as from `plain`.
+    name: 'metrics', for figures that a run with the same settings repeats, or
+      'clocks', for times.
     """
     if name in self._files:
       line, file = json.dumps({'step': step} | figures), self._files[name]
@@ -73,6 +68,11 @@ def writing(path: pathlib.Path):
       f'{path}: cannot be written: {error.strerror}; mend that, and the same '
       'command goes on from the last checkpoint'
     ) from error
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+  with writing(path):
+    files.write(path, json.dumps(content, indent=1))
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:

@@ -18,7 +18,8 @@ from specdec_jax.io import checkpoint
 from specdec_jax.train import data
 from specdec_jax.train import logs as logs_lib
 from specdec_jax.train import step as step_lib
-from specdec_jax.train import workdir as workdir_lib
+
+CONFIG = 'config.json'  # every setting of the run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +45,12 @@ class Task(NamedTuple):
   evaluate: Callable[[types.Params], dict[str, Any]]  # held-out figures
   score: Callable[[dict[str, Any]], float]  # of those; larger: better
   tokens: int  # in a batch
-  flops: float  # for a batch, forward and backward
+  flops: float | None = None  # for a batch, forward and backward, if known
   dtype: str = 'float32'  # of the matmuls in the forward pass
   # Called with (step, params) before every batch: on-policy data is made here.
   refresh: Callable[[int, types.Params], None] = lambda step, params: None
+  # Puts a batch on the devices.
+  place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch
 
 
 class Best(NamedTuple):
@@ -74,19 +77,15 @@ def run(
   settings: Run,
   optimiser: step_lib.Optimiser,
   workdir: pathlib.Path,
-  *,
   config: dict[str, Any],
-  place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch,
 ) -> Ended:
   """Trains to the last step, resuming from the newest checkpoint of workdir.
 
   SIGTERM and Ctrl-C end the run after the current step, which is saved.
 
   Args:
-    workdir: a folder after workdir.open_run. The run writes config.json,
-      checkpoints/, metrics.jsonl and clocks.jsonl there.
-    config: every setting of the run, for config.json.
-    place: puts a batch on the devices.
+    workdir: a folder after runner.open_run.
+    config: every setting of the run, for CONFIG.
 
   Raises:
     ValueError: the workdir has more than settings.steps steps, or is full.
@@ -103,19 +102,21 @@ def run(
     )
     first, state, score = _begin(saved, task, settings, state)
     # Only now: a run that is refused leaves the workdir as it was.
-    workdir_lib.write_config(workdir, config)
+    if hosts.is_first():
+      logs_lib.write_json(workdir / CONFIG, config)
     if first == settings.steps:
       return Ended(first, _best(saved, task, state))
     logs = logs_lib.Logs(workdir, first)
     stack.enter_context(contextlib.closing(logs))
     stops = stack.enter_context(program.interrupts())
     bar = stack.enter_context(_progress(settings.steps, first))
-    recorder = _Recorder(task, settings, saved, logs, score)
+    recorder = _Recorder(task, settings, saved, logs, score, stops)
     clock = _clock(task, state)
     for step in range(first, settings.steps):
       task.refresh(step, state.params)
       began, worked = time.perf_counter(), time.process_time()
-      state, figures = advance(state, task.frozen, place(next(task.batches)))
+      batch = task.place(next(task.batches))
+      state, figures = advance(state, task.frozen, batch)
       figures = logs_lib.plain(hosts.fetch(figures))
       clocks = clock(time.perf_counter() - began)
       # Of all cores together, which other work on the machine changes least.
@@ -123,7 +124,7 @@ def run(
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check_finite({name: figures[name] for name in norms}, step)
       bar(step + 1, figures, clocks)
-      stop = recorder.record(step + 1, state, figures, clocks, stops)
+      stop = recorder.record(step + 1, state, figures, clocks)
       if stop and step + 1 < settings.steps:
         return Ended(step + 1, None)
     return Ended(settings.steps, _best(saved, task, state))
@@ -138,6 +139,7 @@ class _Recorder:
   saved: checkpoint.Checkpoints
   logs: logs_lib.Logs
   score: float  # the best so far
+  stops: Sequence[int]  # signals received
 
   def record(
     self,
@@ -145,12 +147,10 @@ class _Recorder:
     state: step_lib.State,
     figures: dict[str, Any],
     clocks: dict[str, float],
-    stops: Sequence[int],
   ) -> bool:
-    """Logs, evaluates and saves a step, each if due; whether the run must stop.
+    """Logs, evaluates and saves what `step` steps made, each if due.
 
-    step: steps done. figures, clocks: of this step, for their logs. stops:
-    signals received; after any, the step is saved.
+    Returns whether the run must stop; that step is saved.
     """
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
@@ -163,7 +163,7 @@ class _Recorder:
       _check_finite({'score': score}, step - 1)
       self.logs.write('metrics', step, found)
       best, self.score = score > self.score, max(score, self.score)
-    stop = hosts.anywhere(bool(stops))
+    stop = hosts.anywhere(bool(self.stops))
     if best or stop or due(self.settings.checkpoint_every):
       facts = {
         'data': self.task.batches.state(),
@@ -181,7 +181,7 @@ def _begin(
   start: step_lib.State,
 ) -> tuple[int, step_lib.State, float]:
   """(steps done, state, best score) of the newest checkpoint, or of step 0."""
-  found = saved.restore(_like(start))
+  found = saved.restore(start)
   if found is None:
     return 0, start, -math.inf
   if found.step > settings.steps:
@@ -217,34 +217,28 @@ def _best(
   found = None
   if (step := hosts.from_first(saved.best)) is not None:
     try:
-      found = saved.restore(_like(state), step)
+      found = saved.restore(state, step)
     except checkpoint.Corrupt as error:
       logging.warning('the best step %d is NOT restored: %s', step, error)
   if found is None:
-    found = saved.restore(_like(state))
+    found = saved.restore(state)
     assert found is not None, saved.folder
     logging.warning('step %d takes the place of the best one', found.step)
   params, figures = found.arrays.params, found.facts['figures']
-  return Best(
-    found.step, params, figures or logs_lib.plain(task.evaluate(params))
-  )
-
-
-def _like(state: step_lib.State) -> step_lib.State:
-  """Shapes, dtypes and shardings of a state, to restore a checkpoint."""
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-  )
+  figures = figures or logs_lib.plain(task.evaluate(params))
+  return Best(found.step, params, figures)
 
 
 def _clock(task: Task, state: step_lib.State):
   """A function from a step's seconds to its speed and matmul utilisation."""
+  speed = lambda seconds: {'tokens_per_second': task.tokens / seconds}
+  if not (flops := task.flops):
+    return speed
   devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
   peak = machine.matmul_flops(task.dtype) * len(devices)
-  return lambda seconds: {
-    'tokens_per_second': task.tokens / seconds,
-    'utilisation': task.flops / seconds / peak,
-  }
+  return lambda seconds: (
+    speed(seconds) | {'utilisation': flops / seconds / peak}
+  )
 
 
 @contextlib.contextmanager
@@ -263,7 +257,6 @@ def _progress(steps: int, first: int):
       alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
       text += f'  alpha {alphas[0]:.3f}' if alphas.size else ''
       text += f'  {clocks["tokens_per_second"]:,.0f} tok/s'
-      text += f', {clocks["utilisation"]:.0%} of matmul peak'
       bars.update(bar, completed=step, text=text)
 
     yield advance

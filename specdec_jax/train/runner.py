@@ -3,24 +3,23 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from specdec_jax import hosts, machine, sharding, types
-from specdec_jax.train import data, loop, workdir
+import jax
 
+from specdec_jax import hosts, machine, program, types
+from specdec_jax.io import files
+from specdec_jax.train import logs, loop
 
-class Prepared(NamedTuple):
-  """A run that is ready to be trained.
-
-  task: of the training loop.
-  layout: of the model that is trained; None is one device.
-  write: (params, about) -> the path of the result, in the run's folder. about:
-    how it was made, for its file. Called by every process, for hosts.fetch.
-  """
-
-  task: loop.Task
-  layout: sharding.Layout | None
-  write: Callable[[types.Params, dict[str, Any]], pathlib.Path]
+# Written last: the path of the result, its figures and the config.
+ENDED = 'ended.json'
+# May change when a run is resumed, without --changed.
+FREE = ('run.log_every', 'run.keep')
+# A task, and a function (params, about) -> the path of the result, in the run's
+# folder. about: how it was made, for its file. All processes call it.
+Prepared = tuple[
+  loop.Task, Callable[[types.Params, dict[str, Any]], pathlib.Path]
+]
 
 
 def run(
@@ -37,31 +36,22 @@ def run(
 
   Args:
     settings: a dataclass of sections, with `run` and `optimiser` among them.
-    folder: of the run; resumed if there is one.
     prepare: called with whether there is a run to resume.
     result: what is made, 'model' or 'draft'.
-    changed, fixed: as for workdir.open_run.
     read: digests of the models and of the text that the run reads, by name.
 
   Returns:
     The figures of the best step, with 'step', 'finished' and the path of the
     result under its name; only 'step' and 'finished' if a signal ended the run.
   """
-  config = dataclasses.asdict(settings)
-  if read:
-    config['read'] = read
-  begun = workdir.open_run(folder, config, changed=changed, fixed=fixed)
-  if before := hosts.from_first(lambda: workdir.finished(folder, config)):
-    return before['figures'] | {result: str(folder / before['made'])}
-  task, layout, write = prepare(begun)
-  ended = loop.run(
-    task,
-    settings.run,
-    settings.optimiser,
-    folder,
-    config=config,
-    place=data.placer(layout),
-  )
+  config, end = dataclasses.asdict(settings) | {'read': read}, folder / ENDED
+  begun = open_run(folder, config, changed=changed, fixed=fixed)
+  before = hosts.from_first(lambda: files.read_json(end, missing={}))
+  if before and not _differing(before['config'], config):
+    if hosts.from_first((folder / before['made']).exists):
+      return before['figures'] | {result: str(folder / before['made'])}
+  task, write = prepare(begun)
+  ended = loop.run(task, settings.run, settings.optimiser, folder, config)
   if ended.best is None:
     return {'step': ended.step, 'finished': False}
   step, params, figures = ended.best
@@ -69,5 +59,85 @@ def run(
   about['made_by'] = machine.made_by(*machine.commit())
   path = write(params, about)
   figures |= {'step': step, 'finished': True}
-  workdir.finish(folder, config, path.name, figures)
+  if hosts.is_first():
+    found = {'made': path.name, 'figures': figures, 'config': config}
+    logs.write_json(end, found)
   return figures | {result: str(path)}
+
+
+def open_run(
+  folder: pathlib.Path,
+  config: dict[str, Any],
+  *,
+  changed: bool = False,
+  fixed: Sequence[str] = (),
+) -> bool:
+  """Makes the folder of a run, or checks config against its config.json.
+
+  Only one job may use a folder: partial files of killed ones are removed. It
+  has to be the same for every process. Returns whether it has a run to resume.
+
+  changed: resume even if config differs.
+  fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed
+    run cannot change.
+  """
+  begun = hosts.from_first(lambda: _open(folder, config, changed, fixed))
+  if jax.process_count() > 1:
+    _check_shared(folder)
+  return begun
+
+
+def _check_shared(folder: pathlib.Path) -> None:
+  """Raises ValueError unless all processes see what the first one writes.
+
+  Every process writes its part of a checkpoint there.
+  """
+  path = folder / 'job'
+  hosts.from_first(lambda: logs.write_json(path, {}))
+  blind = hosts.differing('seen' if path.exists() else 'missing')
+  if hosts.is_first():
+    path.unlink()
+  if blind is not None:
+    raise ValueError(
+      f'workdir {folder}: process {blind} does not see what process 0 wrote '
+      'there; take a folder that all hosts share'
+    )
+
+
+def _open(
+  folder: pathlib.Path,
+  config: dict[str, Any],
+  changed: bool,
+  fixed: Sequence[str],
+) -> bool:
+  program.open_workdir(str(folder))
+  files.sweep(folder)
+  if not (path := folder / loop.CONFIG).exists():
+    return False
+  differ = _differing(files.read_json(path), config)
+  stuck = [x for x in differ if x in fixed or x.partition('.')[0] in fixed]
+  if stuck or (differ and not changed):
+    cure = '; take another workdir, or go on with the new ones by --changed'
+    if stuck:
+      cure = ', which cannot change in a run; take another workdir'
+    raise ValueError(
+      f'workdir {folder}: begun with other values of '
+      f'{", ".join(stuck or differ)}{cure}'
+    )
+  return True
+
+
+def _differing(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
+  """The keys with different values, except FREE ones."""
+  before, now = _flat(before), _flat(config)
+  names = sorted((before.keys() | now) - set(FREE))
+  return [x for x in names if before.get(x) != now.get(x)]
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+  """{'section': {'key': 1}} -> {'section.key': 1}, with lists for tuples."""
+  return {
+    f'{name}.{key}': list(x) if isinstance(x, tuple) else x
+    for name, section in config.items()
+    for key, x in section.items()
+  }

@@ -1,6 +1,7 @@
 """One optimiser step as a jitted program; its state is sharded and donated."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,17 +29,10 @@ class Mesh(settings_lib.Mesh):
   )
 
   def over(self, rows: Mapping[str, int]) -> jax.sharding.Mesh | None:
-    """Makes the mesh that batches are split over, which has to divide them.
-
-    rows: of every kind of batch, by the name of the setting.
-    """
+    """Makes the mesh that batches of these rows are split over; see
+    data.check_rows."""
     mesh = sharding.mesh_of(self.data, self.model, min(rows.values()))
     data.check_rows(rows, mesh.shape['data'] if mesh else 1)
-    if self.fsdp and mesh is None:
-      raise ValueError(
-        'mesh.fsdp=True: the mesh is 1 x 1; give mesh.data or mesh.model as '
-        'many devices as there are, or fsdp=False'
-      )
     return mesh
 
 
@@ -112,8 +106,8 @@ def _by_muon(params: types.Params):
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
   """Makes the first state; moments are sharded as their parameters.
 
-  All arrays are committed to their devices, as those of a restored state are,
-  so that a resumed run compiles the same program.
+  All arrays are committed to their devices, as those of a restored state are:
+  a resumed run compiles the same program.
   """
   state = State(jnp.int32(0), params, transform(o, steps).init(params))
   first = jax.tree.leaves(params)[0].sharding
@@ -135,22 +129,19 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
   The state is donated. Figures are 'loss', 'gradient_norm' before clipping,
   'parameter_norm' after the step, 'learning_rate' and those of the loss.
 
-  Args:
-    steps: length of the run, for the schedule.
-    seed: the key of each step comes from the seed and the step's number.
-    start: a state with the sharding of the one that a step returns.
+  The key of each step comes from the seed and the step's number.
+
+  steps: of the whole run. start: a state with the sharding of the one returned.
   """
   update = transform(o, steps)
   rate = schedule(o, steps, o.learning_rate)
   grad = jax.value_and_grad(loss, has_aux=True)
+  if o.accumulate > 1:
+    grad = functools.partial(_in_parts, grad, o.accumulate)
 
   def step(state: State, frozen, batch):
     key = jax.random.fold_in(jax.random.key(seed), state.step)
-    if o.accumulate == 1:
-      found = grad(state.params, frozen, batch, key)
-    else:
-      found = _in_parts(grad, o.accumulate, state.params, frozen, batch, key)
-    (value, figures), gradient = found
+    (value, figures), gradient = grad(state.params, frozen, batch, key)
     change, moments = update.update(gradient, state.moments, state.params)
     params = optax.apply_updates(state.params, change)
     figures = figures | {
@@ -166,11 +157,8 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
 
 
 def _in_parts(grad, parts: int, params, frozen, batch, key):
-  """Loss and gradient of a batch, accumulated over parts of it.
-
-  Each part has the weight of its counted tokens, so that every split gives the
-  same mean.
-  """
+  """Loss and gradient of a batch, accumulated over parts of it, each with the
+  weight of its counted tokens: every split gives the same mean."""
   rows = batch['counted'].shape[0]
   assert rows % parts == 0, (rows, parts)
   # Every parts-th row, so that each part has rows of every device.

@@ -6,7 +6,7 @@ import pathlib
 import platform
 import re
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,31 +59,28 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
       numbers: rows to try an encoder-decoder with, 'digits' ("409") and
       'words', the digits' names from the last on ("nine zero four").
     field: of JSONL and Hugging Face rows, their text.
-    source_field: of such rows, what an encoder reads before the text; empty:
-      there is nothing.
+    source_field: of such rows, what an encoder reads before the text, or ''.
 
   Raises:
     ValueError: no such source, one that cannot be read, one without text; a
       row with a source and no text, or the reverse.
   """
   rows = _rows(source)
-  if source_field:
-    if rows is None:
-      raise ValueError(
-        f'corpus {source!r}: source_field={source_field!r} is of rows; give a '
-        '.jsonl file or hf:org/name[:config]/split'
-      )
-    pairs = [_pair(row, field, source_field, where) for where, row in rows]
-    return _corpus(source, *zip(*pairs, strict=True) if pairs else ((),))
   if rows is not None:
-    return _corpus(source, [_text(row, field, where) for where, row in rows])
+    fields = (field, source_field) if source_field else (field,)
+    texts = [_texts(row, fields, where) for where, row in rows]
+    return _corpus(source, *zip(*texts, strict=True) if texts else ((),))
+  if source_field:
+    raise ValueError(
+      f'corpus {source!r}: source_field={source_field!r} is of rows; give a '
+      '.jsonl file or hf:org/name[:config]/split'
+    )
   if source in ('stdlib', 'stdlib:prose'):
     from pydoc_data import topics  # half a megabyte, and not in every Python
 
     documents = [*topics.topics.values()]
     documents += _library() if source == 'stdlib' else []
-    label = f'{source} of Python {platform.python_version()}'
-    return _corpus(label, documents)
+    return _corpus(f'{source} of Python {platform.python_version()}', documents)
   if not source.lower().endswith(('.txt', '.md')):
     raise ValueError(
       f'corpus {source!r}: allowed are a .txt, .md or .jsonl file, '
@@ -119,10 +116,7 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
         f'corpus {corpus.label}: a single text of {len(text)} characters '
         f'is too short to hold out 1 / {every} of it; give more text'
       )
-  return (
-    _corpus(f'{corpus.label}, but 1 in {every}', *rest),
-    _corpus(f'{corpus.label}, 1 in {every}', *held),
-  )
+  return _corpus(corpus.label, *rest), _corpus(corpus.label, *held)
 
 
 def train_tokenizer(
@@ -198,11 +192,7 @@ def pair_rows(
   """Makes rows for an encoder-decoder of the pairs of a corpus, one a pair.
 
   Longer ones keep their beginning, targets then without eos; the log counts
-  them.
-
-  Args:
-    start: the id that the decoder begins with.
-    length, source_length: T and I, with the ids put around a text.
+  them. start: the id that the decoder begins with.
 
   Returns:
     tokens [N, T]: start, target, eos, padding. counted [N, T]: true for the
@@ -267,13 +257,10 @@ def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]] | None:
   if source.lower().endswith('.jsonl'):
     return files.read_jsonl(source)
   if source == 'numbers':
-    return ((f'{source}:{n}', _number(str(n))) for n in range(10_000))
+    words = lambda n: ' '.join(_DIGITS[int(x)] for x in reversed(str(n)))
+    row = lambda n: {'digits': str(n), 'words': words(n)}
+    return ((f'{source}:{n}', row(n)) for n in range(10_000))
   return None
-
-
-def _number(digits: str) -> dict[str, str]:
-  words = ' '.join(_DIGITS[int(x)] for x in reversed(digits))
-  return {'digits': digits, 'words': words}
 
 
 def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
@@ -295,27 +282,23 @@ def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
   return [(f'{source}:{i}', row) for i, row in enumerate(rows)]
 
 
-def _pair(
-  row: dict[str, Any], field: str, source_field: str, where: str
-) -> list[str]:
-  """[target, source] of a row."""
-  texts = [_text(row, x, where) for x in (field, source_field)]
-  if not all(x.strip() for x in texts):
+def _texts(row: dict[str, Any], fields: Sequence[str], where: str) -> list[str]:
+  """The texts of a row, [target] or [target, source]: of these neither ''."""
+  out = []
+  for field in fields:
+    value = row.get(field)
+    parts: list[Any] = value if isinstance(value, list) else [value]
+    if not all(isinstance(x, str) for x in parts):
+      raise ValueError(
+        f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
+      )
+    out.append('\n\n'.join(parts))
+  if len(out) > 1 and not all(x.strip() for x in out):
     raise ValueError(
-      f'{where}: an empty text; a pair needs a source ({source_field!r}) and '
-      f'a target ({field!r})'
+      f'{where}: an empty text; a pair needs a source ({fields[1]!r}) and a '
+      f'target ({fields[0]!r})'
     )
-  return texts
-
-
-def _text(row: dict[str, Any], field: str, where: str) -> str:
-  value = row.get(field)
-  texts: list[Any] = value if isinstance(value, list) else [value]
-  if not all(isinstance(x, str) for x in texts):
-    raise ValueError(
-      f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
-    )
-  return '\n\n'.join(texts)
+  return out
 
 
 def _library() -> list[str]:

@@ -24,17 +24,16 @@ def cross_entropy(
 ) -> step_lib.Loss:
   """The mean of -log q of the next token, in nats.
 
-  Args:
-    config: of the model; its dtype is that of the forward pass.
-    ids: as for lm.make.
-    layout: of the parameters on a mesh.
-    remat: compute the layers again in the backward pass, to save memory.
-    dropout: see with_dropout.
+  Batches have 'tokens' [B, T], 'counted' [B, T], true where the loss includes
+  the prediction of that token, and for an encoder 'source' [B, I] and
+  'source_length' [B].
 
-  Returns:
-    A loss of batches with 'tokens' [B, T] and 'counted' [B, T], true where the
-    loss includes the prediction of that token; and, for an encoder, 'source'
-    [B, I] and 'source_length' [B].
+  Args:
+    config: its dtype is that of the forward pass.
+    ids: as for lm.make.
+    remat: compute the layers again in the backward pass, to save memory.
+    layout: of the parameters on a mesh.
+    dropout: see with_dropout.
   """
   model = lm.make(config, ids=ids, constrain=layout and layout.constrain)
   gather = gatherer(layout)
@@ -43,12 +42,14 @@ def cross_entropy(
     params = with_dropout(gather(params), dropout, key)
     return forward.hidden(model, params, *inputs)
 
-  read = remat_layers(states, remat)
+  if remat:  # of layers only the residual streams are stored
+    policy = jax.checkpoint_policies.save_only_these_names('residual')
+    states = jax.checkpoint(states, policy=policy)
 
   def loss(params, frozen, batch, key):
     params = in_dtype(params | frozen, config.dtype)
     tokens_BT = batch['tokens']
-    hidden_BTD = read(params, key, tokens_BT, source_of(batch))
+    hidden_BTD = states(params, key, tokens_BT, source_of(batch))
     logits = model.head(gather(params), hidden_BTD[:, :-1])
     log_q = jax.nn.log_softmax(logits, -1)
     found = jnp.take_along_axis(log_q, tokens_BT[:, 1:, None], -1)[..., 0]
@@ -58,10 +59,8 @@ def cross_entropy(
 
 
 def gatherer(layout: sharding.Layout | None) -> Callable[[Any], Any]:
-  """Layout.gather, to be called where parameters are used.
-
-  Within remat_layers, the backward pass gathers them again, layer by layer.
-  """
+  """Layout.gather, called where parameters are used: with remat the backward
+  pass gathers them again, layer by layer."""
   return (lambda params: params) if layout is None else layout.gather
 
 
@@ -81,15 +80,6 @@ def with_dropout(params: types.Params, rate: float, key: Array) -> types.Params:
 def in_dtype(params: types.Params, dtype: str) -> types.Params:
   """Parameters cast to the dtype of the forward pass."""
   return jax.tree.map(lambda x: x.astype(dtype), params)
-
-
-def remat_layers(read: Callable, remat: bool) -> Callable:
-  """`read`; with remat, only residual streams are stored for the backward
-  pass."""
-  if not remat:
-    return read
-  policy = jax.checkpoint_policies.save_only_these_names('residual')
-  return jax.checkpoint(read, policy=policy)
 
 
 def mean(x_BT: Array, counted_BT: Array) -> Array:

@@ -31,7 +31,6 @@ def scores(
   """Makes a function from params to {the metric's name: its value}.
 
   Args:
-    judge: the metric, and how many pairs.
     model: an encoder-decoder; its params are not read.
     held: pairs; the answers are compared with their documents.
     rows: of text.pair_rows, of the same pairs; a source is read as cut there.
@@ -51,14 +50,11 @@ def scores(
 
 
 class Metric(NamedTuple):
-  """A function from (answers, references) to 0 ... 100.
+  """A function from (answers, references) to 0 ... 100."""
 
-  parts: (answers, references) -> [N, K], of each answer what adds up.
-  total: the sums [K] -> the metric of these answers.
-  """
-
+  # (answers, references) -> [N, K], of each answer what adds up.
   parts: Callable[[Sequence[str], Sequence[str]], np.ndarray]
-  total: Callable[[np.ndarray], float]
+  total: Callable[[np.ndarray], float]  # of the sums [K]
 
   def __call__(self, found: Sequence[str], wanted: Sequence[str]) -> float:
     return self.total(self.parts(found, wanted).sum(0))
@@ -88,8 +84,9 @@ def _bleu() -> Metric:
   def parts(found: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
     """Lengths of answer and reference, and n-grams found and made."""
     each = [score(x, [y]) for x, y in zip(found, wanted, strict=True)]
-    sums = [[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each]
-    return np.array(sums)
+    return np.array(
+      [[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each]
+    )
 
   def total(sums_K: np.ndarray) -> float:
     length, reference, *ngrams = map(int, sums_K)

@@ -113,13 +113,12 @@ def run(
 ) -> dict[str, Any]:
   """Trains a model and writes it to workdir/model, in Hugging Face's format.
 
-  Resumes an earlier run there; see runner.run for what it returns.
-
-  changed: resume even if settings differ, of those that may.
+  Resumes an earlier run there; see runner.run. changed: even if settings
+  differ, of those that may.
   """
-  source, read = s.model.source, text.digests(s.text.source)
-  if source:
-    read['model'] = sources.open_source(source).digest
+  read = text.digests(s.text.source)
+  if s.model.source:
+    read['model'] = sources.open_source(s.model.source).digest
   return runner.run(
     s,
     workdir,
@@ -161,7 +160,7 @@ def _prepare(
     hosts.from_first(lambda: export.save(path, *rest, made_by=about))
     return path
 
-  return runner.Prepared(_task(s, model, kept, held), layout, write)
+  return _task(s, model, kept, held), write
 
 
 def _check(s: Settings, config: model_config.LMConfig) -> None:
@@ -201,24 +200,18 @@ def _tokenizer(
   s: Text, corpus: text.Corpus, workdir: pathlib.Path, begun: bool
 ) -> tokenizer_lib.Tokenizer:
   """The tokenizer of the settings, of the run to resume, or a new one."""
-  if not s.tokenizer:
-    folder = workdir / 'tokenizer'
+  folder = pathlib.Path(s.tokenizer or workdir / 'tokenizer').expanduser()
+  if s.tokenizer and not folder.is_dir():  # which may have no model
+    return load_lib.tokenizer_of(s.tokenizer)
+
+  def make() -> None:
     # Not trained again: if the text has changed, the run is refused later, and
     # must still have the tokenizer of its checkpoints.
+    if not (s.tokenizer or (begun and folder.is_dir())):
+      text.train_tokenizer(corpus, s.vocab, folder)
 
-    def make() -> None:
-      if not (begun and folder.is_dir()):
-        text.train_tokenizer(corpus, s.vocab, folder)
-
-    hosts.from_first(make)
-    return tokenizer_lib.from_folder(folder, str(folder))
-  folder = pathlib.Path(s.tokenizer).expanduser()
-  if folder.is_dir():  # perhaps without a model
-    return tokenizer_lib.from_folder(folder, s.tokenizer)
-  try:
-    return load_lib.tokenizer_of(s.tokenizer)
-  except ValueError as error:
-    raise ValueError(f'text.tokenizer: {error}') from error
+  hosts.from_first(make)
+  return tokenizer_lib.from_folder(folder, str(folder))
 
 
 def _task(
@@ -245,19 +238,20 @@ def _task(
     gather = text_loss.gatherer(model.layout)
     evaluate = lambda params: losses(params) | scores(gather(params))
   read = s.text.source_length if s.text.source_field else 0
-  products = work.row_products(model.params, s.text.length, read)
   ends = text.ends(rows) if read else {}
-  share = data.needed(rows, ends)
+  batches = data.Batches(rows, batch=s.text.rows, seed=s.run.seed, ends=ends)
+  needed = batches.share * s.text.rows
   return loop.Task(
     params=model.params,
     loss=trained,
     frozen={},
-    batches=data.batches(rows, batch=s.text.rows, seed=s.run.seed, ends=ends),
+    batches=batches,
     evaluate=evaluate,
     score=lambda figures: -figures['held_out_loss'],
-    tokens=round(share * s.text.rows * (s.text.length + read)),
-    flops=6.0 * share * products * s.text.rows,
+    tokens=round(needed * (s.text.length + read)),
+    flops=6 * needed * work.row_products(model.params, s.text.length, read),
     dtype=s.model.dtype,
+    place=data.placer(model.layout),
   )
 
 

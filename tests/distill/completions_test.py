@@ -30,7 +30,7 @@ def on_policy(folder, sampled: list[int], every: int = 3):
     folder,
     sample,
     every,
-    lambda rows, step: data.batches(rows, batch=2, seed=step),
+    lambda rows, step: data.Batches(rows, batch=2, seed=step),
   )
 
 
@@ -53,11 +53,3 @@ def test_resumes_with_the_completions_that_were_kept(tmp_path, stop):
   read(resumed, range(stop, 8), parts)
   assert parts == whole
   assert sampled == [0, 3, 6]
-
-
-def test_a_broken_file_is_named(tmp_path):
-  batches = read(on_policy(tmp_path, []), range(1), [])
-  state = batches.state()
-  (tmp_path / '0.npz').write_bytes(b'PK nothing')
-  with pytest.raises(ValueError, match='0.npz: the completions of the student'):
-    on_policy(tmp_path, []).restore(state)

@@ -5,15 +5,13 @@ import pathlib
 
 import gguf
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from specdec_jax import build, requests, sharding
 from specdec_jax.distill import distillation
 from specdec_jax.drafters import draft_file
-from specdec_jax.io import export, files
-from specdec_jax.models import config as model_config
+from specdec_jax.io import files
 from specdec_jax.models import convert, lm
 from tests.distill import runs
 from tests.io import tiny
@@ -43,33 +41,24 @@ def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   runs.assert_decodes_as_plain('eagle', draft_options=options)
 
 
-def test_other_models_begin_another_run(eagle_run, tmp_path):
+def test_other_models_begin_another_run(eagle_run):
   _, figures, _ = eagle_run
   config = json.loads(draft_file.read_eagle(figures['draft']).about['config'])
-  digest = build.load('random:tiny').digest
-  assert config['read'] == {'teacher': digest}
-  size, words = model_config.sized('tiny'), build.load('random:tiny').tokenizer
-  for seed in range(2):
-    export.save(tmp_path / str(seed), size, lm.init(size, seed), words)
+  first, other = (build.load(f'random:tiny:{x}').digest for x in (0, 1))
+  assert config['read'] == {'teacher': first}
 
   def read(teacher='random:tiny', **student):
     s = runs.settings(teacher=dict(source=teacher), student=student)
-    return distillation.digests(s.teacher, s.student)
+    return distillation.digests(s)
 
-  first, second = (
-    runs.LM | dict(size='', source=str(tmp_path / x)) for x in '01'
-  )
-  before = read(**first)
-  for name, now in (
-    ('teacher', read('random:tiny:1', **first)),
-    ('student', read(**second)),
-  ):
-    assert {x for x in now if now[x] != before[x]} == {name}
+  lm_of = lambda source: runs.LM | dict(size='', source=source)
+  assert read(**lm_of('random:tiny:1')) == dict(teacher=first, student=other)
+  assert read('random:tiny:1') == {'teacher': other}
   draft = read(source=figures['draft'])['student']
   assert draft == files.sha256(pathlib.Path(figures['draft']))
 
 
-def on_a_mesh(tmp_path, monkeypatch, config='eagle', **changes):
+def on_a_mesh(tmp_path, monkeypatch, **changes):
   """A run on four devices, where all that is trained and read must lie; each
   has a fourth of what is trained."""
   make, place, placed = distillation._task, requests.place, []
@@ -93,7 +82,7 @@ def on_a_mesh(tmp_path, monkeypatch, config='eagle', **changes):
   monkeypatch.setattr(distillation, '_task', on_four)
   monkeypatch.setattr(requests, 'place', spy)
   mesh = dict(data=2, model=2, fsdp=True)
-  found = runs.run(tmp_path, config, mesh=mesh, **changes)
+  found = runs.run(tmp_path, mesh=mesh, **changes)
   # The rows of the teacher's answers and of the evaluation are split.
   assert placed and None not in placed
   return found
@@ -105,13 +94,15 @@ STUDENTS = {
   'dflash': dict(kind='dflash', taps=(0,), layers=(1,)),
   'medusa': dict(kind='medusa', vocabulary=0, share=False),
   'lm': dict(kind='lm', layers=(1,)),
+  't5': dict(),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', STUDENTS)
 def test_a_mesh_changes_nothing(name, tmp_path, monkeypatch):
-  own = dict(student=STUDENTS[name])
+  config = 't5' if name == 't5' else 'eagle'
+  own = dict(config=config, student=STUDENTS[name])
   # An eagle's teacher answers on the mesh too; others read the same answers.
   answers = '' if name == 'eagle' else str(tmp_path / 'answers')
   own['data'] = dict(keep=name == 'lm', folder=answers)
@@ -165,28 +156,6 @@ def test_a_language_model_learns_from_both_and_is_exported(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_lm_learns_the_same_from_recorded_features(tmp_path):
-  """Of some ids; then the teacher reads its answers only as it writes them."""
-  path = tmp_path / 'words.txt'
-  path.write_text('What does the young sailor say about rivers? ' * 60)
-  data = dict(source=str(path), prompt_tokens=8, length=24)
-  own, ends = dict(kind='lm', layers=(0,), vocabulary=64), []
-  for keep in (False, True):
-    folder = tmp_path / str(keep)
-    figures, lines = runs.run(folder, student=own, data=data | dict(keep=keep))
-    ends.append(runs.losses(lines))
-    kept = list((folder / 'cache/answers').glob('*/features.npy'))
-    assert len(kept) == keep
-  assert ends[0] != ends[1] and len(ends[0]) == 4
-  np.testing.assert_allclose(*ends, rtol=2e-3)
-  # A student that shares its teacher's head leaves all of it as it was.
-  draft, target = (
-    build.load(x, kernels='xla') for x in (figures['draft'], 'random:tiny')
-  )
-  np.testing.assert_array_equal(draft.params['head'], target.params['head'])
-
-
-@pytest.mark.slow
 def test_a_language_model_may_propose_the_most_frequent_ids_only(tmp_path):
   figures, lines = runs.run(
     tmp_path,
@@ -207,11 +176,6 @@ def test_a_language_model_may_propose_the_most_frequent_ids_only(tmp_path):
   np.testing.assert_array_equal(own[:, rest], theirs[:, rest])
   assert not np.array_equal(own[:, ids], theirs[:, ids])
   runs.assert_decodes_as_plain(draft)
-  # Its q, by which it was judged, has these ids.
-  engine = build.engine(target, draft, gamma=2)
-  assert engine.q is not None
-  q_V = engine.q.head(params, jnp.ones((1, 1, 64)))[0, 0]
-  assert np.flatnonzero(np.isfinite(q_V)).tolist() == ids
 
 
 @pytest.mark.parametrize('layers, scan', [((1,), False), ((), None)])

@@ -103,13 +103,10 @@ def a_dflash(folder):
   target = build.load(
     str(folder), dtype='float64', scan_layers=False, kernels='xla'
   )
-  own = dict(kind='dflash', layers=(1, 0), taps=(0, 1), dtype='float64')
-  s = runs.settings(
-    student=own, teacher=dict(dtype='float64'), loss=dict(unroll=GAMMA)
-  )
-  start = eagle_student.begin(s.student, target, seed=0, fsdp=False)
+  own = dict(kind='dflash', layers=(1, 0), taps=(0, 1))
+  changes = dict(teacher=dict(dtype='float64'), loss=dict(unroll=GAMMA))
   ids = np.arange(1, IDS, 2)
-  made = eagle_student.make(s.student, start, target, ids, s.loss, s.data)
+  _, start, made = runs.made(target, ids, student=own, **changes)
   return target, start, made, ids
 
 

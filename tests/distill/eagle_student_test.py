@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax import build, requests
-from specdec_jax.distill import eagle_student, evaluate, sections
+from specdec_jax.distill import evaluate, sections
 from specdec_jax.drafters import dflash
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import export
@@ -27,17 +27,11 @@ OWN = {
 
 
 def untrained(target, ids=None, **student):
-  """(settings, Start, Student) of a student of these ids, or of random ones."""
-  s = runs.settings(student=student)
-  start = eagle_student.begin(s.student, target, seed=0, fsdp=False)
+  """(settings, Start, Student) of these ids, or of random ones."""
   if ids is None:
-    size = s.student.vocabulary or target.ids
+    size = student['vocabulary'] or target.ids
     ids = np.sort(np.random.default_rng(0).permutation(target.ids)[:size])
-  return (
-    s,
-    start,
-    eagle_student.make(s.student, start, target, ids, s.loss, s.data),
-  )
+  return runs.made(target, ids, student=student)
 
 
 @pytest.mark.parametrize('name', OWN)

@@ -36,25 +36,16 @@ def with_sources(batch):
   return batch | {'source': source, 'source_length': jnp.array([1, 5, 8])}
 
 
-def student_of(ids, config=CONFIG, *, alone=False):
-  """(model, params) that proposes these ids, () for all; alone: no others."""
-  params = lm.init(config, 0)
-  if ids:
-    config, params = convert.reduce(config, params, ids)
-  few = alone and len(ids)
-  return lm.make(config, ids=few or 300, vocab=few or None), params
+def reduced(ids, config, seed=0):
+  """(config, params) of a model that proposes these ids, () for all."""
+  params = lm.init(config, seed)
+  return convert.reduce(config, params, ids) if ids else (config, params)
 
 
-def value_of(student, teacher, kind, temperature, ids, frozen, batch):
+def value_of(student, teacher, kind, temperature, frozen, batch):
   """params -> (value, figures)."""
-  loss = lm_student.distilled(
-    student,
-    'float64',
-    teacher,
-    sections.Loss(kind, temperature, 1, 1.0, 0.0),
-    remat=False,
-    ids=ids,
-  )
+  settings = sections.Loss(kind, temperature, 1, 1.0, 0.0)
+  loss = lm_student.distilled(student, teacher, settings, ids=300)
   frozen = {'teacher': frozen, 'shared': {}}
   return lambda params: loss(params, frozen, batch, jax.random.key(0))
 
@@ -96,14 +87,16 @@ def test_is_the_mean_divergence_over_the_ids_of_the_student(
   batch, given = a_batch(), lm.init(config, 1)
   if config is T5:
     batch = with_sources(batch)
-  teacher, (student, params) = lm.make(config, ids=300), student_of(ids, config)
-  in_loss, _ = student_of(ids, config, alone=True)
-  one = value_of(in_loss, teacher, kind, temperature, ids, given, batch)
+  own, params = reduced(ids, config)
+  one = value_of(own, config, kind, temperature, given, batch)
   both = jax.jit(jax.value_and_grad(one, has_aux=True))
   (value, figures), slopes = both(params)
   p, q = (
     probabilities(m, x, batch, temperature)
-    for m, x in ((teacher, given), (student, params))
+    for m, x in (
+      (lm.make(config, ids=300), given),
+      (lm.make(own, ids=300, vocab=config.vocab), params),
+    )
   )
   kept = list(ids or range(300))
   assert not np.delete(q, kept, -1).any()
@@ -129,26 +122,24 @@ def test_is_the_mean_divergence_over_the_ids_of_the_student(
 @pytest.mark.parametrize('temperature', [0.0, 0.7])
 def test_a_record_of_the_teacher_is_as_good_as_the_teacher(ids, temperature):
   batch, given = a_batch(), lm.init(CONFIG, 1)
-  model, (student, params) = lm.make(CONFIG, ids=300), student_of(ids)
+  model, (own, params) = lm.make(CONFIG, ids=300), reduced(ids, CONFIG)
 
-  def slopes(model, given, batch):
+  def slopes(teacher, given, batch):
     one = value_of(
-      student, model, 'jensen_shannon:0.5', temperature, ids, given, batch
+      own, teacher, 'jensen_shannon:0.5', temperature, given, batch
     )
     return jax.tree.leaves(jax.value_and_grad(lambda x: one(x)[0])(params))
 
-  want = slopes(model, given, batch)
+  want = slopes(CONFIG, given, batch)
   features = forward.hidden(model, given, batch['tokens'])
   mass = jax.nn.logsumexp(model.head(given, features), -1)
   # As they are kept: of no certain size, which the last norm does not see.
   record = batch | {'features': eagle.normed(features, 1), 'mass': mass}
-  of = [(model, given)]
+  of = [(CONFIG, given)]
   if ids and not temperature:
-    few, ends = convert.reduce(CONFIG, given, ids)
-    of.append((lm.make(few, ids=300), ends))
-    of.append((lm.make(few, ids=len(ids), vocab=len(ids)), ends))
-  for model, ends in of:
-    for a, b in zip(slopes(model, ends, record), want, strict=True):
+    of.append(reduced(ids, CONFIG, 1))
+  for teacher, ends in of:
+    for a, b in zip(slopes(teacher, ends, record), want, strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-7)
 
 

@@ -76,6 +76,15 @@ def whole_and_killed(folder: pathlib.Path, config: str = 'eagle', **changes):
   return left
 
 
+def made(target, ids=None, config: str = 'eagle', **changes):
+  """(settings, Start, Student) of these ids, or those that it begins with."""
+  s = settings(config, **changes)
+  kind = distillation.kind_of(s.student)
+  start = kind.begin(s, target)
+  ids = start.ids if ids is None else ids
+  return s, start, kind.make(s, start, target, ids)
+
+
 def losses(lines) -> list[float]:
   return [x['loss'] for x in lines if 'loss' in x]
 

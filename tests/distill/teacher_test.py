@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import functools
 import logging
 import os
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from specdec_jax import api, build, completion, forward, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
+from tests.distill import runs
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
 ITEMS = requests.items(PROMPTS)
@@ -29,10 +29,10 @@ def target():
 
 
 def answer(target, folder, prompts=ITEMS, taps=TAPS, **changes):
-  how = completions.Sampling(24, (0.0, 1.0), 7, tuple(target.tokenizer.eos_ids))
-  return teacher.answer(
-    str(folder), target, prompts, how._replace(**changes), batch=2, taps=taps
-  )
+  own = dict(length=24, source_length=16, temperatures=(0.0, 1.0), seed=7)
+  own |= dict(batch=2, folder=str(folder), **changes)
+  data = runs.settings(data=own).data
+  return teacher.answer(data, target, prompts, taps)
 
 
 def test_tokens_of_completions_count():
@@ -60,36 +60,7 @@ def sourced(tmp_path_factory):
   own = dataclasses.replace(target.config, head_scale=0.7)
   target = dataclasses.replace(target, lm_config=own)
   folder = tmp_path_factory.mktemp('sourced')
-  return target, answer(target, folder, SOURCED, sources=16)
-
-
-def test_answers_of_other_numbers_are_told_apart(recorded, tmp_path):
-  """Of the same file: digest and dtype are those of float32."""
-  shutil.copytree(recorded[0], tmp_path / 'answers')
-  rounded = build.load('random:tiny', dtype='int8')
-  with pytest.raises(ValueError, match='holds answers with other dtype; name'):
-    answer(rounded, tmp_path / 'answers')
-
-
-def test_fewer_layers_of_answers_are_those_that_the_teacher_records(
-  target, tmp_path, monkeypatch
-):
-  how = completions.Sampling(16, (0.0,), 7, ())
-  asked = functools.partial(teacher.answer, target=target, batch=2)
-  of = lambda name, **more: asked(
-    str(tmp_path / name), prompts=ITEMS[:2], how=how, **more
-  )
-  of('all', taps=TAPS, scaled=True)
-  want = {x: of(f'new{x}', taps=(1,), scaled=x) for x in (False, True)}
-  for scaled in want:
-    into = tmp_path / f'fewer{scaled}'
-    teacher.fewer(tmp_path / 'all', into, (1,), scaled=scaled)
-  # Complete: the teacher has nothing left to answer.
-  monkeypatch.setattr(completions, 'generate', lambda *_, **more: ())
-  for scaled, new in want.items():
-    found = of(f'fewer{scaled}', taps=(1,), scaled=scaled)
-    same = jax.tree.map(np.array_equal, found, new)
-    assert all(jax.tree.leaves(same)), same
+  return target, answer(target, folder, SOURCED)
 
 
 @pytest.fixture(
@@ -173,33 +144,27 @@ def test_a_teacher_without_a_sound_answer_is_refused(target, tmp_path):
 
 
 def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
-  def stops(items, what, total):
-    for i, item in enumerate(items):
-      if i == 2:
-        raise KeyboardInterrupt
-      yield item
-
-  with monkeypatch.context() as patch:
-    patch.setattr(printing, 'track', stops)
-    with pytest.raises(KeyboardInterrupt):
-      answer(target, tmp_path)
-  done = np.load(tmp_path / 'spans.npy')[:, 1] > 0
-  assert done.sum() == 2
   left = []
 
   def track(items, what, total):
     left.append(total)
-    return items
+    for i, item in enumerate(items):
+      if i == 2 and len(left) == 1:
+        raise KeyboardInterrupt
+      yield item
 
   monkeypatch.setattr(printing, 'track', track)
+  with pytest.raises(KeyboardInterrupt):
+    answer(target, tmp_path)
+  assert (np.load(tmp_path / 'spans.npy')[:, 1] > 0).sum() == 2
   answer(target, tmp_path)
-  assert left == [3]
+  assert left == [5, 3]
   for name in ('tokens', 'spans', 'features', 'mass'):
     one, other = (f / f'{name}.npy' for f in (tmp_path, recorded[0]))
     assert one.read_bytes() == other.read_bytes(), name
   # Nothing is answered twice.
   again = answer(target, tmp_path)
-  assert left == [3, 0]
+  assert left == [5, 3, 0]
   np.testing.assert_array_equal(again.tokens, recorded[1].tokens)
 
 
@@ -210,16 +175,11 @@ def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
     want = teacher.select(whole, slice(count))
     jax.tree.map(np.testing.assert_array_equal, found, want)
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
-  for other in ([5, 6, 8], [5, 6]):  # one that is a part of it too
-    with pytest.raises(ValueError, match='answers with other prompts;'):
-      answer(target, tmp_path, requests.items([other]))
 
 
 def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):
   target, _ = sourced
-  of = lambda items, sources=16: answer(
-    target, tmp_path, items, sources=sources
-  )
+  of = lambda items, **more: answer(target, tmp_path, items, **more)
   few = of(SOURCED[:3])
   assert few.source.lengths_B.tolist() == [len(x) for x in PROMPTS[:3]]
   monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
@@ -228,13 +188,20 @@ def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):
   with pytest.raises(ValueError, match='holds answers with other prompts'):
     of(other)
   with pytest.raises(ValueError, match='holds answers with other sources'):
-    of(SOURCED, sources=32)
+    of(SOURCED, source_length=32)
   assert teacher.digest(SOURCED) != teacher.digest(other)
 
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):
-  with pytest.raises(ValueError, match='answers with other seed, taps;'):
-    answer(target, recorded[0], seed=8, taps=(1,))
+  rounded = build.load('random:tiny', dtype='int8')  # of the same file
+  part = requests.items([[5, 6]])
+  for asked, why in (
+    (dict(target=rounded), 'dtype'),
+    (dict(target=target, seed=8, taps=(1,)), 'seed, taps'),
+    (dict(target=target, prompts=part), 'prompts'),
+  ):
+    with pytest.raises(ValueError, match=f'holds answers with other {why}; na'):
+      answer(folder=recorded[0], **asked)
 
 
 def test_a_damaged_folder_is_refused(target, recorded, tmp_path):

@@ -2,14 +2,18 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from experiments import page
-from experiments.heads import render
+from experiments.heads import answers, render
+from specdec_jax import build, requests
 from specdec_jax.bench import records
+from specdec_jax.distill import teacher
 from tests import programs
+from tests.distill import runs
 from tests.experiments import reports
 
 
@@ -68,6 +72,23 @@ def test_an_unknown_kind_is_refused(tmp_path):
   programs.run(
     'experiments/heads/train.py', '--kinds=eagle,lm', f'--workdir={tmp_path}'
   ).check_refused('kinds=lm: allowed are eagle, eagle3, mtp, medusa, dflash')
+
+
+def test_fewer_layers_of_answers_are_those_that_the_teacher_records(tmp_path):
+  target, items = build.load('random:tiny'), requests.items([[5, 6, 7], [9]])
+
+  def of(name, taps):
+    data = runs.settings(data=dict(length=18, folder=str(tmp_path / name))).data
+    return teacher.answer(data, target, items, taps)
+
+  of('all', (0, 1))
+  new = of('new', (1,))
+  answers.fewer(tmp_path / 'all', tmp_path / 'fewer', [1])
+  same = jax.tree.map(np.array_equal, of('fewer', (1,)), new)
+  assert all(jax.tree.leaves(same)), same
+  for name in ('facts.json', 'spans.npy', 'features.npy'):
+    one, other = (tmp_path / x / name for x in ('fewer', 'new'))
+    assert one.read_bytes() == other.read_bytes()
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ def arrays(rows=ROWS):
 
 
 def make(rows=ROWS, batch=4, seed=5):
-  return data.batches(arrays(rows), batch=batch, seed=seed)
+  return data.Batches(arrays(rows), batch=batch, seed=seed)
 
 
 def content(batch):
@@ -37,11 +37,16 @@ def rows_of(batches, count):
   return [next(batches)['weight'].astype(int).tolist() for _ in range(count)]
 
 
-def test_rows_of_a_batch_stay_together():
-  for batch in itertools.islice(make(), 6):
+def test_rows_of_a_batch_stay_together(tmp_path):
+  """Of arrays in memory and on disk."""
+  np.save(tmp_path / 'tokens.npy', arrays()['tokens'])
+  mapped = np.load(tmp_path / 'tokens.npy', mmap_mode='r')
+  batches = data.Batches(arrays() | {'tokens': mapped}, batch=4, seed=5)
+  for batch in itertools.islice(batches, 6):
     row = batch['weight'].astype(int)
     expected = {k: a[row] for k, a in arrays().items()}
     assert content(batch) == content(expected)
+    assert type(batch['tokens']) is np.ndarray
 
 
 @pytest.mark.parametrize('rows', [12, 11])
@@ -60,72 +65,40 @@ def test_resumed_batches_are_the_same_bytes(taken):
   batches = make()
   take(batches, taken)
   state = json.loads(json.dumps(batches.state()))
-  expected = take(batches, 5)
-  resumed = make()
+  expected, resumed = take(batches, 5), make()
   take(resumed, 3)
-  resumed.restore(state)
-  assert resumed.state() == state
-  assert take(resumed, 5) == expected
-  batches.restore(state)
-  assert take(batches, 5) == expected
-  assert batches.state()['taken'] == taken + 5
+  for again in (resumed, batches):
+    again.restore(state)
+    assert again.state() == state
+    assert take(again, 5) == expected
+    assert again.state()['taken'] == taken + 5
 
 
-def test_arrays_on_disk(tmp_path):
-  np.save(tmp_path / 'tokens.npy', arrays()['tokens'])
-  mapped = np.load(tmp_path / 'tokens.npy', mmap_mode='r')
-  batches = data.batches({'tokens': mapped}, batch=4, seed=5)
-  in_memory = make()
-  for _ in range(4):
-    tokens = next(batches)['tokens']
-    assert type(tokens) is np.ndarray and tokens.flags.writeable
-    assert np.array_equal(tokens, next(in_memory)['tokens'])
-
-
-def test_orders_are_the_same_everywhere():
+def test_orders_are_permutations_and_the_same_everywhere():
   order = lambda seed, epoch: data.order_of_epoch(8, seed=seed, epoch=epoch)
-  assert order(0, 0).tolist() == ORDER_0_0
-  assert order(1, 0).tolist() == ORDER_1_0
+  assert order(0, 0).tolist() == [1, 4, 5, 6, 2, 0, 3, 7]
+  assert order(1, 0).tolist() == [0, 5, 7, 4, 2, 6, 3, 1]
   # Seeds are no shifts of one another.
   assert not np.array_equal(order(0, 1), order(1, 0))
-
-
-def test_every_number_of_rows_is_permuted():
   for rows in (1, 2, 7, 65_537):
     order = data.order_of_epoch(rows, seed=2, epoch=1)
     assert np.array_equal(np.sort(order), np.arange(rows))
 
 
-def test_too_few_rows_are_refused():
-  with pytest.raises(
-    ValueError, match='11 rows are fewer than a batch of 12.*text.rows'
-  ):
+def test_refusals():
+  why = '11 rows are fewer than a batch of 12.*text.rows'
+  with pytest.raises(ValueError, match=why):
     make(batch=12)
-
-
-@pytest.mark.parametrize(
-  'other, message',
-  [
-    (dict(seed=6), 'state of seed 6, but these batches have seed 5: resume'),
-    (dict(batch=2), 'state of batch 2, but these batches have batch 4'),
-    (dict(rows=12), 'state of rows 12, but these batches have rows 11'),
-    ('tokens', 'but these batches have data'),
-    ('hidden', 'but these batches have data'),
-  ],
-)
-def test_a_state_of_other_batches_is_refused(other, message):
-  if isinstance(other, dict):
-    state = make(**other).state()
-  else:  # of the same size
-    changed = arrays()
-    changed[other] = changed[other] + changed[other].dtype.type(1)
-    state = data.batches(changed, batch=4, seed=5).state()
-  with pytest.raises(ValueError, match=message):
-    make().restore(state)
-
-
-ORDER_0_0 = [1, 4, 5, 6, 2, 0, 3, 7]
-ORDER_1_0 = [0, 5, 7, 4, 2, 6, 3, 1]
+  changed = arrays()
+  changed['hidden'] = changed['hidden'] + np.float16(1)  # of the same size
+  for other, why in (
+    (make(seed=6), 'state of seed 6, but these batches have seed 5: resume'),
+    (make(batch=2), 'state of batch 2, but these batches have batch 4'),
+    (make(rows=12), 'state of rows 12, but these batches have rows 11'),
+    (data.Batches(changed, batch=4, seed=5), 'but these batches have data'),
+  ):
+    with pytest.raises(ValueError, match=why):
+      make().restore(other.state())
 
 
 def grouped(batch=4):
@@ -133,11 +106,14 @@ def grouped(batch=4):
   row = np.arange(50)
   a = {'a': row[:, None] + np.zeros(8, int), 'b': row[:, None] + np.zeros(4)}
   ends = {'a': row % 8 + 1, 'b': np.where(row == 7, 4, 1)}
-  return data.batches(a | {'i': row}, batch=batch, seed=5, ends=ends), ends
+  return data.Batches(a | {'i': row}, batch=batch, seed=5, ends=ends), ends
 
 
 def test_batches_of_like_length_have_no_more_columns_than_they_need():
   batches, ends = grouped()
+  needs = np.maximum((ends['a'] + 1) // 2, ends['b'])
+  assert batches.share == pytest.approx(needs.mean() / 4)
+  assert make().share == 1.0
   epochs, widths = [], set()
   for _ in range(3):
     epoch = []
@@ -171,11 +147,3 @@ def test_grouped_batches_resume_and_know_others():
   del state['grouped']  # as of a run whose batches were not grouped
   with pytest.raises(ValueError, match='state of grouped None'):
     again.restore(state)
-
-
-def test_the_mean_row_needs_a_share_of_the_columns():
-  """1, 2 and 4 quarters here; every column where no padding is known."""
-  rows = {'tokens': np.zeros((3, 8)), 'source': np.zeros((3, 4))}
-  ends = {'tokens': np.array([2, 3, 8]), 'source': np.array([1, 2, 1])}
-  assert data.needed(rows, ends) == pytest.approx(7 / 12)
-  assert data.needed(rows, {}) == 1.0

@@ -42,9 +42,8 @@ def test_a_line_is_there_as_soon_as_it_was_written(tmp_path):
   """A kill after a checkpoint must not lose a line of a step before it."""
   logs = logs_lib.Logs(tmp_path, 0)
   logs.write('metrics', 1, {'loss': 2.0})
-  assert (
-    tmp_path / 'metrics.jsonl'
-  ).read_text() == '{"step": 1, "loss": 2.0}\n'
+  line = (tmp_path / 'metrics.jsonl').read_text()
+  assert line == '{"step": 1, "loss": 2.0}\n'
   logs.close()
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from specdec_jax.chips import train_step
 from specdec_jax.io import checkpoint
-from specdec_jax.train import data, loop
+from specdec_jax.train import data, loop, runner
 from specdec_jax.train import step as step_lib
-from specdec_jax.train import workdir as workdir_lib
 
 OPTIMISER = dataclasses.replace(train_step.ADAM, learning_rate=0.1, warmup=2)
 SETTINGS = dict(
@@ -73,7 +72,7 @@ def task():
     params=params(),
     loss=loss,
     frozen={'noise': jnp.float32(0.1)},
-    batches=data.batches(rows(), batch=4, seed=3),
+    batches=data.Batches(rows(), batch=4, seed=3),
     evaluate=evaluate,
     score=lambda figures: -figures['alpha'],
     tokens=4,
@@ -81,27 +80,20 @@ def task():
   )
 
 
-def run(workdir, task, *, changed=False, place=lambda batch: batch, **settings):
+def run(workdir, task, *, changed=False, **settings):
   """A run; settings: those of loop.Run that are not SETTINGS."""
   run = SETTINGS | settings
   config = {'run': run, 'data': {'keep': 1}}
-  workdir_lib.open_run(workdir, config, changed=changed, fixed=('run.seed',))
-  return loop.run(
-    task, loop.Run(**run), OPTIMISER, workdir, config=config, place=place
-  )
-
-
-def like():
-  state = step_lib.start(OPTIMISER, SETTINGS['steps'], params())
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+  runner.open_run(workdir, config, changed=changed, fixed=('run.seed',))
+  return loop.run(task, loop.Run(**run), OPTIMISER, workdir, config)
 
 
 def saved(workdir):
   """step -> (the bytes of its leaves, its facts)."""
-  out = {}
+  out, like = {}, step_lib.start(OPTIMISER, SETTINGS['steps'], params())
   with checkpoint.Checkpoints(workdir / 'checkpoints') as steps:
     for step in steps.steps():
-      got = steps.restore(like(), step)
+      got = steps.restore(like, step)
       leaves = [np.asarray(x).tobytes() for x in jax.tree.leaves(got.arrays)]
       out[step] = leaves, got.facts
   return out

@@ -1,14 +1,11 @@
 """From pairs of texts to an encoder-decoder that answers."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
 from configs import train_t5
 from specdec_jax import api, build, machine
-from specdec_jax.io import export, hf, sources
+from specdec_jax.io import export, sources
 from specdec_jax.models import lm
 from specdec_jax.train import text, text_loss, text_metrics
 from specdec_jax.train import train_lm as train_lib
@@ -83,29 +80,6 @@ def test_the_scored_answers_and_the_loss_are_those_of_the_saved_model(
   loss = text_loss.cross_entropy(read.config, ids=t.size, remat=False)
   want = train_lib.held_out_loss(loss, rows)(read.params)['held_out_loss']
   np.testing.assert_allclose(figures['held_out_loss'], want, 1e-5)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_to_the_same_bytes(alone, tmp_path, monkeypatch):
-  folder, figures = alone
-  judge = train_lib.held_out_loss
-
-  def stops(*args):
-    inner = judge(*args)
-
-    def judged(params):
-      os.kill(os.getpid(), signal.SIGTERM)
-      return inner(params)
-
-    return judged
-
-  with monkeypatch.context() as patch:
-    patch.setattr(train_lib, 'held_out_loss', stops)
-    assert run(tmp_path) == {'step': 2, 'finished': False}
-  made = {'model': str(tmp_path / 'model')}
-  assert run(tmp_path) == figures | made
-  for name in ('metrics.jsonl', f'model/{hf.SINGLE}', 'model/tokenizer.json'):
-    assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
 @pytest.mark.slow
