@@ -140,7 +140,7 @@ def training() -> bool:
   place = data.placer(layout(fakes.tiny(**SIZES)))
   task = task._replace(params=params, refresh=refresh, place=place)
   ended = runs.run(pathlib.Path(folder), task)
-  return (ended.best is None) == bool(stop)
+  return (ended.params is None) == bool(stop)
 
 
 def death() -> bool:

@@ -5,6 +5,7 @@ import functools
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from specdec_jax import build, fields, hosts, requests, types
@@ -19,7 +20,8 @@ from specdec_jax.distill import (
   teacher,
   training_prompts,
 )
-from specdec_jax.io import sources
+from specdec_jax.drafters import draft_file
+from specdec_jax.io import files, sources
 from specdec_jax.models import convert, lm
 from specdec_jax.train import data, loop, runner, text
 
@@ -64,8 +66,10 @@ def digests(s: sections.Settings) -> dict[str, str]:
   """SHA-256 of what a run reads; a resumed run must match them."""
   found = text.digests(s.data.source)
   found['teacher'] = sources.open_source(s.teacher.source).digest
-  if path := s.student.source:
-    found['student'] = kind_of(s.student).digest(path)
+  if (path := s.student.source) and s.student.kind == 'lm':
+    found['student'] = sources.open_source(path).digest
+  elif path:
+    found['student'] = files.sha256(draft_file.find(draft_file.EAGLE, path))
   return found
 
 
@@ -128,22 +132,12 @@ def _check_teacher(
       f'student.kind={student.kind!r}: reads no source, but {target.label} has '
       'an encoder; give lm'
     )
-  if student.vocabulary > target.ids:
-    raise ValueError(
-      f'student.vocabulary={student.vocabulary}: the teacher has {target.ids} '
-      'ids; give at most those, or 0 for all'
-    )
   students.check_length(data, 'teacher', target.config)
   field, has = data.source_field, target.start is not None
-  if has and data.completions == 'text' and not field:
+  if (field and not has) or (has and not field and data.completions == 'text'):
     raise ValueError(
-      f"data.source_field='': {target.label} has an encoder; name the field "
-      'that it reads, or let the teacher complete its sources'
-    )
-  if field and not has:
-    raise ValueError(
-      f'data.source_field={field!r}: {target.label} has no encoder to read it; '
-      'leave it empty'
+      f'data.source_field={field!r}: {target.label} has '
+      f'{"an" if has else "no"} encoder; name the field that one reads, or none'
     )
 
 
@@ -214,11 +208,14 @@ def _sampler(
     found = completions.generate(
       target, student.model, weights, asked, s.data, draws
     )
+    at, parts = zip(*found, strict=True)  # in the order in which rows ended
+    order = np.argsort(np.concatenate(at))
+    whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
     source = requests.source_of(asked, count, room)
-    own = teacher.rows(teacher.in_order(found, source))
+    own = teacher.rows(whole._replace(source=source))
     if answers is None:
       return own
-    theirs = teacher.rows(teacher.select(answers, chosen))
+    theirs = teacher.rows(jax.tree.map(lambda x: x[chosen], answers))
     return completions.mixed(own, theirs, seed + step)
 
   return sample

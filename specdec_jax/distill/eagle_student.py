@@ -15,16 +15,11 @@ from specdec_jax import build, hosts, types
 from specdec_jax.distill import eagle_loss, lm_student, sections, students
 from specdec_jax.drafters import dflash, draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.io import export, files, hf
+from specdec_jax.io import export, hf
 from specdec_jax.io.published import eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import text_loss
-
-
-def digest(source: str) -> str:
-  """SHA-256 of the draft at student.source."""
-  return files.sha256(draft_file.find(draft_file.EAGLE, source))
 
 
 def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:

@@ -1,5 +1,6 @@
 """Evaluates a draft with the production decode loop, on held-out prompts."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,11 @@ def make(
   judge: sections.Judge,
   target: build.LanguageModel,
   drafter: Callable[[int], types.Drafter],
-  draft: types.Model,
+  draft: types.Model,  # the drafter's q, which reads weights.draft
   held_out: Sequence[requests.Item],
   seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
   """Makes a function from weights.draft to figures on the held-out prompts.
-
-  draft: the drafter's q as a model, which reads weights.draft.
 
   Returns:
     figures(params). 'alpha': mean of sum min(p, q), teacher-forced on the text
@@ -39,17 +38,30 @@ def make(
   request = requests.make(held_out, wanted, gamma=judge.gamma)
   request: decode.Request = requests.place(request, target.layout)
   engine = build.engine(target, drafter(judge.gamma))
-  # Decoded on first use: a run that is resumed at its end need not wait.
-  text: list[decode.Output] = []
+
+  @functools.cache  # on first use: a run that is resumed at its end needs none
+  def plain() -> decode.Output:
+    made = build.engine(target)
+    return hosts.fetch(made.programs.generate(made.weights, request))
 
   def figures(params: types.Params) -> dict[str, Any]:
-    if not text:
-      plain = build.engine(target)
-      text.append(hosts.fetch(plain.programs.generate(plain.weights, request)))
-    weights = types.Weights(target.params, params)
+    weights, text = types.Weights(target.params, params), plain()
     out = hosts.fetch(engine.programs.generate(weights, request))
     found = metrics.summary(out.info)
-    alpha = _alpha(target, weights, draft, request, text[0])
+    alpha_BL, _ = predict.overlap(
+      weights,
+      request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
+      None,
+      target=target.model,
+      draft=draft,
+      rule=reject.RULE,
+      chunk=build.default_options().chunk,
+    )
+    alpha_BL, starts_B = hosts.fetch((alpha_BL, request.lengths_B))
+    index_BL = np.indices(text.tokens_BL.shape)[1]
+    emitted_BL = index_BL >= starts_B[:, None]
+    emitted_BL &= index_BL < text.lengths_B[:, None]
+    alpha = float(alpha_BL[emitted_BL].mean())
     expected = sum(alpha**k for k in range(judge.gamma + 1))
     return {
       'alpha': alpha,
@@ -59,27 +71,3 @@ def make(
     }
 
   return figures
-
-
-def _alpha(
-  target: build.LanguageModel,
-  weights: types.Weights,
-  draft: types.Model,
-  request: decode.Request,
-  text: decode.Output,
-) -> float:
-  """alpha of a draft, teacher-forced on the text of plain decoding."""
-  index_BL = np.indices(text.tokens_BL.shape)[1]
-  alpha_BL, _ = predict.overlap(
-    weights,
-    request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
-    None,
-    target=target.model,
-    draft=draft,
-    rule=reject.RULE,
-    chunk=build.default_options().chunk,
-  )
-  alpha_BL, starts_B = hosts.fetch((alpha_BL, request.lengths_B))
-  emitted_BL = index_BL >= starts_B[:, None]
-  emitted_BL &= index_BL < text.lengths_B[:, None]
-  return float(alpha_BL[emitted_BL].mean())

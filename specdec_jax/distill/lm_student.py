@@ -20,11 +20,6 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def digest(source: str) -> str:
-  """SHA-256 of the model at student.source."""
-  return sources.open_source(source).digest
-
-
 def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
   """Takes layers of the teacher, reads student.source or draws random weights.
 
@@ -56,7 +51,7 @@ def _sized(
   """(config, params) of student.size, random but for what is shared."""
   theirs = target.config
   config = model_config.sized(student.size, vocab=theirs.vocab)
-  _check_encoder(f'student.size={student.size!r}', config, target)
+  _check_encoder(student.size, config, target)
   config = dataclasses.replace(config, start=theirs.start)
   if not student.share:
     return config, lm.init(config, seed)
@@ -77,7 +72,7 @@ def _read(
 ) -> build.LanguageModel:
   """The model at student.source."""
   draft = sources.open_source(student.source)
-  _check_encoder(f'student.source={student.source}', draft.config, target)
+  _check_encoder(student.source, draft.config, target)
   tokenizer.check_same(target.tokenizer, draft.tokenizer)
   if len(draft.draft_ids) not in (0, student.vocabulary):
     raise ValueError(
@@ -87,15 +82,11 @@ def _read(
   return build.load(draft, dtype='float32', scan_layers=False, kernels='xla')
 
 
-def _check_encoder(
-  what: str, config: model_config.LMConfig, target: build.LanguageModel
-) -> None:
-  """Raises ValueError if only one of student and teacher has an encoder."""
-  has = lambda c: 'has no encoder' if c.encoder is None else 'has one'
-  if has(config) != has(target.config):
+def _check_encoder(name: str, config: Any, target: build.LanguageModel) -> None:
+  if (config.encoder is None) != (target.config.encoder is None):
     raise ValueError(
-      f'{what} {has(config)}, teacher {target.label} {has(target.config)}; an '
-      'encoder: both need one, or neither'
+      f'student {name} and teacher {target.label}: one has no encoder; both '
+      'need one, or neither'
     )
 
 

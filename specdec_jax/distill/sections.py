@@ -20,14 +20,6 @@ class Teacher(fields.Checked):
     allowed=library.CHOICES, help='of its answers, as target.kernels'
   )
 
-  def __post_init__(self):
-    super().__post_init__()
-    if self.kernels == 'int8' and not self.quantised:
-      raise ValueError(
-        f"kernels='int8': dtype={self.dtype!r} has no codes; give kernels="
-        f"'auto', or a dtype of {', '.join(convert.CODES)}"
-      )
-
   @property
   def quantised(self) -> bool:
     """Whether training reads its numbers dequantised, in float32."""
@@ -59,10 +51,8 @@ class Student(fields.Checked):
   # Teacher layers that an lm or dflash begins with.
   layers: tuple[int, ...] = fields.setting(low=0)
   source: str = fields.setting(help='a draft of the same kind to begin with')
-  share: bool = fields.setting(
-    help="freeze the teacher's embedding and head, and its encoder; a medusa's "
-    'heads then have no matrix of all ids each'
-  )
+  # A medusa's heads then have no matrix of all ids each.
+  share: bool = fields.setting(help="freeze the teacher's embedding and head")
   # Number of ids that it can propose, the most frequent ones; 0 is all.
   vocabulary: int = fields.setting(low=0)
 
@@ -71,11 +61,6 @@ class Student(fields.Checked):
     for name in _WITHOUT[self.kind]:
       if value := getattr(self, name):
         raise ValueError(f'{name}={value!r}: of no {self.kind}; leave it empty')
-    if self.kind == 'dflash' and not self.layers:
-      raise ValueError(
-        'layers=(): a dflash begins with layers of its teacher; give as many '
-        'as it shall have'
-      )
     if self.kind != 'lm':
       return
     given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
@@ -93,14 +78,10 @@ class Student(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Data(fields.Checked):
-  source: str = fields.setting(
-    help='questions (generated), or a text as train.text.read takes it, whose '
-    'rows begin with the prompt'
-  )
+  # Questions are generated; rows of a text begin with the prompt.
+  source: str = fields.setting(help='questions, or a text: train.text.read')
   field: str = fields.setting(help='of the records of a text')
-  source_field: str = fields.setting(
-    help='of the records of a text, what an encoder reads before the field'
-  )
+  source_field: str = fields.setting(help='that an encoder reads, or empty')
   # Whole documents for an encoder too, which else reads paragraphs.
   chat: bool = fields.setting(help='documents of the text are questions')
   completions: str = fields.setting(
@@ -113,10 +94,9 @@ class Data(fields.Checked):
   length: int = fields.setting(low=2, help='tokens of a row, prompt included')
   source_length: int = fields.setting(low=2, help='of what an encoder reads')
   temperatures: tuple[float, ...] = fields.setting(low=0)  # answers alternate
-  keep: bool = fields.setting(
-    help="save the teacher's last hidden states with its answers, so that the "
-    "steps of an lm need not run it; an eagle's taps are always saved"
-  )
+  # Save the teacher's last hidden states with its answers: the steps of an lm
+  # need not run it then. Other kinds always have what they read.
+  keep: bool = fields.setting()
   batch: int = fields.setting(low=1, help='rows decoded together')
   # Steps between two samplings of completions from the student.
   refresh: int = fields.setting(low=1)
@@ -130,18 +110,13 @@ class Data(fields.Checked):
       raise ValueError("completions='text': questions come without answers")
     if self.source_field and asked:
       raise ValueError(
-        f'source_field={self.source_field!r}: a question is a source; give an '
-        'empty one'
+        f'source_field={self.source_field!r}: a question is a source; give none'
       )
     if self.keep and self.completions != 'teacher':
-      raise ValueError(
-        "keep=True: hidden states are kept of the teacher's answers only; give "
-        "keep=False or completions='teacher'"
-      )
+      raise ValueError("keep=True: hidden states need completions='teacher'")
     if self.prompt_tokens >= self.length:
       raise ValueError(
-        f'prompt_tokens={self.prompt_tokens}: must be below '
-        f'length={self.length}'
+        f'prompt_tokens={self.prompt_tokens}: is not below length'
       )
     if not self.temperatures:
       raise ValueError('temperatures=(): give at least one')
@@ -150,23 +125,14 @@ class Data(fields.Checked):
 @dataclasses.dataclass(frozen=True)
 class Loss(fields.Checked):
   divergence: str = fields.setting(help='see divergences.divergence_of')
-  temperature: float = fields.setting(
-    low=0,
-    help='softmax temperature of teacher and student; use the serving '
-    'temperature (0 is replaced by 1: argmax has no gradient)',
-  )
-  unroll: int = fields.setting(
-    low=1,
-    help="an eagle's or mtp's own draft steps that it is trained over, a "
-    "medusa's heads, or the masks of a dflash's blocks",
-  )
-  decay: float = fields.setting(
-    above=0, high=1, help='weight of step s + 1 relative to step s'
-  )
-  noise: float = fields.setting(
-    low=0,
-    help='uniform noise on the features, as a share of their root mean square',
-  )
+  # Of teacher and student; 0 is replaced by 1: argmax has no gradient.
+  temperature: float = fields.setting(low=0, help='best that of serving')
+  # Of an eagle or mtp; a medusa's heads, or the masks of a dflash's blocks.
+  unroll: int = fields.setting(low=1, help='draft steps to train over')
+  # Weight of step s + 1 relative to step s.
+  decay: float = fields.setting(above=0, high=1)
+  # Uniform, on the features, as a share of their root mean square.
+  noise: float = fields.setting(low=0)
 
   def __post_init__(self):
     super().__post_init__()
@@ -207,7 +173,6 @@ class Settings:
     }
 
   def __post_init__(self):
-    data.check_rows(self.rows, self.mesh.data)
     rows, parts = {'batch.rows': self.batch.rows}, self.optimiser.accumulate
     data.check_rows(rows, parts, 'optimiser.accumulate')
     kind, gamma = self.student.kind, self.judge.gamma

@@ -72,10 +72,8 @@ def layout_of(
 ) -> sharding.Layout | None:
   """Lays a student out on its teacher's mesh: every device computes with all
   of it."""
-  if target.layout is None:
-    return None
-  mesh = target.layout.mesh
-  return sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
+  mesh = target.layout and target.layout.mesh
+  return mesh and sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
 
 
 def put(layout: sharding.Layout | None, params: types.Params) -> types.Params:

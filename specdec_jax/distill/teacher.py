@@ -10,14 +10,14 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, hosts, printing, requests, types
+from specdec_jax import build, hosts, printing, requests
 from specdec_jax.distill import completions, sections
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
@@ -26,22 +26,6 @@ from specdec_jax.train import logs, text
 _FACTS = 'facts.json'
 # Of the answers of a teacher whose taps are recorded.
 _RECORDED = 'features', 'mass', 'scale'
-
-
-def select(answers: completions.Answers, index: Any) -> completions.Answers:
-  """Selects rows; index as NumPy takes it."""
-  return jax.tree.map(lambda x: x[index], answers)
-
-
-def in_order(
-  found: Iterable[tuple[np.ndarray, completions.Answers]],
-  source: types.Source | None,
-) -> completions.Answers:
-  """Joins what completions.generate yields, in the order of the prompts."""
-  index, parts = zip(*found, strict=True)
-  order = np.argsort(np.concatenate(index))
-  whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
-  return whole._replace(source=source)
 
 
 def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
@@ -112,7 +96,8 @@ def answer(
   found = completions.generate(
     target, target.model, target.params, asked, data, data.seed, taps
   )
-  each = ((left[n], select(x, i)) for at, x in found for i, n in enumerate(at))
+  pick = lambda x, i: jax.tree.map(lambda array: array[i], x)
+  each = ((left[n], pick(x, i)) for at, x in found for i, n in enumerate(at))
   for row, one in printing.track(each, 'teacher answers', len(left)):
     # Spans last: they say that a row is done.
     for name in (*_RECORDED, 'tokens', 'spans'):

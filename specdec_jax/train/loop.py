@@ -53,23 +53,12 @@ class Task(NamedTuple):
   place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch
 
 
-class Best(NamedTuple):
-  """The step with the best score, its parameters and their evaluation."""
+class Ended(NamedTuple):
+  """The best step; the last one, and None, if a signal stopped the run."""
 
   step: int
-  params: types.Params
-  figures: dict[str, Any]
-
-
-class Ended(NamedTuple):
-  """The result of a run."""
-
-  step: int  # steps done
-  best: Best | None  # None if a signal stopped the run before its last step
-
-
-class Broken(ValueError):
-  """A figure is not finite; the message has the step and its batch."""
+  params: types.Params | None = None
+  figures: Any = None  # of its evaluation
 
 
 def run(
@@ -88,9 +77,9 @@ def run(
     config: every setting of the run, for CONFIG.
 
   Raises:
-    ValueError: the workdir has more than settings.steps steps, or is full.
-    checkpoint.Corrupt: none of its checkpoints is valid.
-    Broken: the loss, a norm or the score is not finite. That step is not saved.
+    ValueError: the workdir has more than settings.steps steps, is full, or none
+      of its checkpoints is valid; the loss, a norm or the score is not finite,
+      and that step not saved.
   """
   state = step_lib.start(optimiser, settings.steps, task.params)
   advance = step_lib.make(
@@ -105,7 +94,7 @@ def run(
     if hosts.is_first():
       logs_lib.write_json(workdir / CONFIG, config)
     if first == settings.steps:
-      return Ended(first, _best(saved, task, state))
+      return _best(saved, task, state)
     logs = logs_lib.Logs(workdir, first)
     stack.enter_context(contextlib.closing(logs))
     stops = stack.enter_context(program.interrupts())
@@ -126,8 +115,8 @@ def run(
       bar(step + 1, figures, clocks)
       stop = recorder.record(step + 1, state, figures, clocks)
       if stop and step + 1 < settings.steps:
-        return Ended(step + 1, None)
-    return Ended(settings.steps, _best(saved, task, state))
+        return Ended(step + 1)
+    return _best(saved, task, state)
 
 
 @dataclasses.dataclass
@@ -199,10 +188,10 @@ def _begin(
 
 
 def _check_finite(figures: dict[str, Any], step: int) -> None:
-  """Raises Broken, before a step is logged or saved. NaN is None in figures."""
+  """Raises ValueError before a step is saved. NaN is None in figures."""
   for name, x in figures.items():
     if x is None or not math.isfinite(x):
-      raise Broken(
+      raise ValueError(
         f'step {step + 1}: {name} is not finite on batch {step}; the '
         'checkpoints are of the steps before it: try a smaller learning_rate, '
         'or float32'
@@ -211,7 +200,7 @@ def _check_finite(figures: dict[str, Any], step: int) -> None:
 
 def _best(
   saved: checkpoint.Checkpoints, task: Task, state: step_lib.State
-) -> Best:
+) -> Ended:
   """The best step; the newest valid one where the best is damaged."""
   saved.wait()
   found = None
@@ -226,7 +215,7 @@ def _best(
     logging.warning('step %d takes the place of the best one', found.step)
   params, figures = found.arrays.params, found.facts['figures']
   figures = figures or logs_lib.plain(task.evaluate(params))
-  return Best(found.step, params, figures)
+  return Ended(found.step, params, figures)
 
 
 def _clock(task: Task, state: step_lib.State):

@@ -1,6 +1,7 @@
 """One training in a folder: begun, resumed or found to be done."""
 
 import dataclasses
+import json
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -13,8 +14,6 @@ from specdec_jax.train import logs, loop
 
 # Written last: the path of the result, its figures and the config.
 ENDED = 'ended.json'
-# May change when a run is resumed, without --changed.
-FREE = ('run.log_every', 'run.keep')
 # A task, and a function (params, about) -> the path of the result, in the run's
 # folder. about: how it was made, for its file. All processes call it.
 Prepared = tuple[
@@ -51,10 +50,11 @@ def run(
     if hosts.from_first((folder / before['made']).exists):
       return before['figures'] | {result: str(folder / before['made'])}
   task, write = prepare(begun)
-  ended = loop.run(task, settings.run, settings.optimiser, folder, config)
-  if ended.best is None:
-    return {'step': ended.step, 'finished': False}
-  step, params, figures = ended.best
+  step, params, figures = loop.run(
+    task, settings.run, settings.optimiser, folder, config
+  )
+  if params is None:
+    return {'step': step, 'finished': False}
   about = {'config': config, 'step': step, 'figures': figures}
   about['made_by'] = machine.made_by(*machine.commit())
   path = write(params, about)
@@ -128,16 +128,14 @@ def _open(
 
 
 def _differing(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
-  """The keys with different values, except FREE ones."""
-  before, now = _flat(before), _flat(config)
-  names = sorted((before.keys() | now) - set(FREE))
-  return [x for x in names if before.get(x) != now.get(x)]
+  """The keys with different values, as 'section.key'."""
+  before, now = _flat(before), _flat(json.loads(json.dumps(config)))
+  return sorted(x for x in before | now if before.get(x) != now.get(x))
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:
-  """{'section': {'key': 1}} -> {'section.key': 1}, with lists for tuples."""
   return {
-    f'{name}.{key}': list(x) if isinstance(x, tuple) else x
+    f'{name}.{key}': x
     for name, section in config.items()
     for key, x in section.items()
   }

@@ -24,9 +24,8 @@ Loss = Callable[[Any, Any, dict[str, Array], Array], tuple[Array, dict]]
 class Mesh(settings_lib.Mesh):
   """Devices along each axis, and where what is trained is stored."""
 
-  fsdp: bool = fields.setting(
-    help='no device has all of what is trained, nor of its moments'
-  )
+  # No device has all of what is trained, nor of its moments.
+  fsdp: bool = fields.setting()
 
   def over(self, rows: Mapping[str, int]) -> jax.sharding.Mesh | None:
     """Makes the mesh that batches of these rows are split over; see
@@ -42,21 +41,15 @@ class Optimiser(fields.Checked):
 
   learning_rate: float = fields.setting(above=0, help='the peak')
   warmup: int = fields.setting(low=0, help='steps, rising from 0')
-  final: float = fields.setting(
-    low=0, help='the last learning rate, as a share of the peak'
-  )
+  final: float = fields.setting(low=0, help='the last rate, over the peak')
   weight_decay: float = fields.setting(low=0)
   clip: float = fields.setting(above=0, help='the largest gradient norm')
   b1: float = fields.setting(low=0, below=1)
   b2: float = fields.setting(low=0, below=1)
-  # Jordan et al. 2024, https://kellerjordan.github.io/posts/muon
-  muon: float = fields.setting(
-    low=0,
-    help="peak learning rate of the layers' matrices under Muon; 0: AdamW",
-  )
-  accumulate: int = fields.setting(
-    low=1, help='parts that a batch is read in, one after another'
-  )
+  # Peak rate of the layers' matrices; 0: AdamW (Jordan et al. 2024,
+  # https://kellerjordan.github.io/posts/muon).
+  muon: float = fields.setting(low=0)
+  accumulate: int = fields.setting(low=1, help='parts that a batch is read in')
 
 
 class State(NamedTuple):

@@ -33,13 +33,15 @@ def cross_entropy(
     ids: as for lm.make.
     remat: compute the layers again in the backward pass, to save memory.
     layout: of the parameters on a mesh.
-    dropout: see with_dropout.
+    dropout: share that is zeroed.
   """
   model = lm.make(config, ids=ids, constrain=layout and layout.constrain)
   gather = gatherer(layout)
 
   def states(params, key, *inputs):
-    params = with_dropout(gather(params), dropout, key)
+    params = gather(params)
+    if dropout:  # of embeddings, and of what each part of a layer adds
+      params = params | {'dropout': layers.Dropout(key, dropout)}
     return forward.hidden(model, params, *inputs)
 
   if remat:  # of layers only the residual streams are stored
@@ -69,12 +71,6 @@ def source_of(batch) -> types.Source | None:
   if 'source' not in batch:
     return None
   return types.Source(batch['source'], batch['source_length'])
-
-
-def with_dropout(params: types.Params, rate: float, key: Array) -> types.Params:
-  """Parameters with which lm.make(...) drops a share `rate` of the embeddings
-  and of what each part of a layer adds; at 0 the same parameters."""
-  return params | {'dropout': layers.Dropout(key, rate)} if rate else params
 
 
 def in_dtype(params: types.Params, dtype: str) -> types.Params:

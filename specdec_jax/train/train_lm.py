@@ -33,24 +33,12 @@ _HELD_OUT = 64
 class Model(fields.Checked):
   """The model: of a size, with random weights, or of a source."""
 
-  size: str = fields.setting(
-    help='a row of models.config.SIZES, of the Llama, Qwen2, Qwen3 or T5 '
-    'family, with the vocabulary of the tokenizer'
-  )
-  source: str = fields.setting(
-    help='a model of one of these families to go on from, with its tokenizer, '
-    'such as hf:org/name'
-  )
-  dtype: str = fields.setting(
-    allowed=settings_lib.DTYPES,
-    help='of the forward pass; trained parameters are float32',
-  )
-  remat: bool = fields.setting(
-    help='compute the layers again in the backward pass, to save memory'
-  )
-  dropout: float = fields.setting(
-    low=0, below=1, help='share of the activations that training zeroes'
-  )
+  size: str = fields.setting(help='of models.config.SIZES, random weights')
+  source: str = fields.setting(help='a model to go on from, as hf:org/name')
+  # Of the forward pass; trained parameters are float32.
+  dtype: str = fields.setting(allowed=settings_lib.DTYPES)
+  remat: bool = fields.setting(help='compute layers twice, to save memory')
+  dropout: float = fields.setting(low=0, below=1, help='share that is zeroed')
 
   def __post_init__(self):
     super().__post_init__()
@@ -65,12 +53,9 @@ class Model(fields.Checked):
 class Text(fields.Checked):
   source: str = fields.setting(help='see train.text.read')
   field: str = fields.setting(help='the field of JSONL and Hugging Face rows')
-  source_field: str = fields.setting(
-    help='the field that an encoder reads; empty for a model without one'
-  )
-  tokenizer: str = fields.setting(
-    help='a folder with one, or a model; empty: train one of `vocab` tokens'
-  )
+  source_field: str = fields.setting(help='that an encoder reads, or empty')
+  # A folder with one, or a model; empty: one of `vocab` tokens is trained.
+  tokenizer: str = fields.setting()
   vocab: int = fields.setting(low=257)
   length: int = fields.setting(low=2, help='tokens of a row')
   source_length: int = fields.setting(low=2, help='of what an encoder reads')
@@ -89,7 +74,6 @@ class Settings:
 
   def __post_init__(self):
     rows = {'text.rows': self.text.rows}
-    data.check_rows(rows, self.mesh.data)
     data.check_rows(rows, self.optimiser.accumulate, 'optimiser.accumulate')
     if self.judge.metric and not self.text.source_field:
       raise ValueError(

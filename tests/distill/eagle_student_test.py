@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax import build, requests
-from specdec_jax.distill import evaluate, sections
+from specdec_jax.distill import eagle_student, evaluate, sections
 from specdec_jax.drafters import dflash
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import export

@@ -172,7 +172,7 @@ def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
   whole = recorded[1]
   for count in (2, 5, 3):
     found = answer(target, tmp_path, ITEMS[:count])
-    want = teacher.select(whole, slice(count))
+    want = jax.tree.map(lambda x, n=count: x[:n], whole)
     jax.tree.map(np.testing.assert_array_equal, found, want)
   assert len(np.load(tmp_path / 'tokens.npy')) == 5
 

@@ -82,12 +82,8 @@ class Job:
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
     fresh = not any(self._work.iterdir())
-    fast = {
-      'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
-      'JAX_COMPILATION_CACHE_DIR': str(self._folder.parent / 'cache'),
-      'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-      'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-    }
+    fast = kill_matrix.cached(self._folder.parent / 'cache')
+    fast['JAX_DISABLE_MOST_OPTIMIZATIONS'] = '1'
     with open(errors, 'wb') as err:
       child = subprocess.Popen(
         self._launcher,

@@ -97,6 +97,15 @@ def training(folder: pathlib.Path, steps: int) -> list[str]:
   ]
 
 
+def cached(folder: pathlib.Path) -> dict[str, str]:
+  """The environment of programs that keep all that they compile in a folder."""
+  return {
+    'JAX_COMPILATION_CACHE_DIR': str(folder),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
+
+
 class Runs:
   """A run of a few seconds that saves, judges and exports, and its end."""
 
@@ -122,12 +131,7 @@ class Runs:
     killed.blank(self.notes)
     env = os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
     env.pop('JAX_COMPILATION_CACHE_DIR', None)
-    if not cold:
-      env |= {
-        'JAX_COMPILATION_CACHE_DIR': str(self.cache),
-        'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0',
-        'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
-      }
+    env |= {} if cold else cached(self.cache)
     command = [sys.executable, '-m', 'tests.kills.killed', self.notes, plan]
     command += [*self._arguments, f'--config.run.keep={keep}']
     errors = self.notes.with_suffix('.err')

@@ -67,11 +67,11 @@ def stop(number=signal.SIGTERM):
 
 
 def same_end(workdir, ended, whole):
-  reference, best = whole[0], whole[1].best
+  reference, best = whole
   assert runs.left(workdir) == runs.left(reference)
-  assert (ended.step, ended.best[0], ended.best[2]) == (14, best[0], best[2])
-  for name, x in best[1].items():
-    np.testing.assert_array_equal(ended.best[1][name], x)
+  assert (ended.step, ended.figures) == (14, best.figures)
+  for name, x in best.params.items():
+    np.testing.assert_array_equal(ended.params[name], x)
 
 
 def test_what_a_run_leaves(whole):
@@ -80,7 +80,7 @@ def test_what_a_run_leaves(whole):
   steps = runs.saved(workdir)
   assert list(steps) == [4, 5, 8, 10, 12, 14]
   assert [facts['data']['taken'] for _, facts in steps.values()] == list(steps)
-  assert ended.best[0] == 14
+  assert ended.step == 14
   said = runs.lines(workdir)
   steps = [5, 10, 14, *range(1, 15)]
   assert sorted(line['step'] for line in said) == sorted(steps)
@@ -143,7 +143,7 @@ def test_a_signal_saves_the_step_and_ends(tmp_path, whole, step, number):
   ended = runs.run(tmp_path, task)
   assert signal.getsignal(number) == before
   if step < 14:
-    assert ended == loop.Ended(step, None)
+    assert ended == loop.Ended(step)
     assert max(runs.saved(tmp_path)) == step
     ended = runs.run(tmp_path, runs.task())
   same_end(tmp_path, ended, whole)
@@ -179,18 +179,18 @@ def test_a_resumed_run_remembers_its_best_score_while_that_step_is_there(
     folder, runs.task()._replace(score=task.score), keep=100
   )
   best = resumed(stopped)
-  assert (best.step, best.best[0]) == (14, 5)
+  assert best.step == 5
   for step in (5, 12, 13):
     (gone / f'checkpoints/{step}/manifest.json').unlink()
   # What is left, 4 and 8, knows the score of step 5.
-  assert resumed(gone).best[0] == 10
+  assert resumed(gone).step == 10
   # Of a run that has ended, the newest takes the place of a damaged best.
   path = stopped / 'checkpoints/5/manifest.json'
   path.write_bytes(path.read_bytes()[:-1])
   ended = resumed(stopped)
-  assert ended.best[0] == 14
-  want = runs.evaluate(ended.best[1])['alpha']
-  assert ended.best[2]['alpha'] == want != best.best[2]['alpha']
+  assert ended.step == 14
+  want = runs.evaluate(ended.params)['alpha']
+  assert ended.figures['alpha'] == want != best.figures['alpha']
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_the_best_is_better_than_all_before_it(tmp_path, scores, best):
   # Before each batch, with the steps that are done and what they gave.
   assert [step for step, _ in refreshed] == list(range(14))
   assert np.array_equal(refreshed[0][1]['w'], task.params['w'])
-  assert ended.best.step == best
+  assert ended.step == best
   # Of those that were saved, the last one and the best stay.
   steps = runs.saved(tmp_path)
   assert sorted(steps) == [best, 14]
@@ -230,7 +230,7 @@ def test_what_is_not_finite_is_never_saved(tmp_path, what):
     loss=runs.bad_loss, score=lambda figures: next(scores), place=place
   )
   said = f'step 10: {what} is not finite on batch 9'
-  with pytest.raises(loop.Broken, match=said):
+  with pytest.raises(ValueError, match=said):
     runs.run(tmp_path, task)
   assert list(runs.saved(tmp_path)) == [5, 8]
   last = runs.lines(tmp_path)[-1]

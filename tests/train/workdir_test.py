@@ -55,11 +55,6 @@ def test_other_settings_are_refused_by_their_keys(tmp_path, changes, message):
       again(changed)
 
 
-def test_how_much_is_kept_and_logged_may_change(tmp_path):
-  logs.write_json(tmp_path / 'config.json', CONFIG)
-  assert runner.open_run(tmp_path, config(run__keep=2, run__log_every=3))
-
-
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='workdir .*file: cannot be written'):
