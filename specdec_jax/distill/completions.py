@@ -93,19 +93,18 @@ def generate(
     stops=max(len(stop_ids), 1),
   )
   heat = lambda x: data.temperatures[x.number % len(data.temperatures)]
-
-  def asked(i: int) -> tuple[int, requests.Item, requests.Wanted]:
-    new, warm = data.length - len(prompts[i].tokens), heat(prompts[i])
-    wanted = requests.Wanted(new, warm, seed=seed, stop_ids=stop_ids)
-    return i, prompts[i], wanted
-
   first = lambda i: (i // _SORTED, heat(prompts[i]), len(prompts[i].tokens))
-  order = sorted(range(len(prompts)), key=first)
+  waiting = collections.deque(sorted(range(len(prompts)), key=first))
   read = _reader(taps, target.lm_config)
-  waiting = collections.deque(map(asked, order))
   while waiting or held.busy:
-    if held.free >= min(held.part, len(waiting)):
-      held.refill(waiting)
+    # A part costs the same for few prompts.
+    while waiting and held.free >= (count := min(held.part, len(waiting))):
+      some = [waiting.popleft() for _ in range(count)]
+      items = [prompts[i] for i in some]
+      new = [data.length - len(x.tokens) for x in items]
+      warm = [heat(x) for x in items]
+      wanted = requests.Wanted(new, warm, seed=seed, stop_ids=stop_ids)
+      held.begin(some, items, wanted)
     ended = held.advance()
     # A read costs the same for few rows; the last ones are read together.
     last = not waiting and len(ended) + held.free == held.rows

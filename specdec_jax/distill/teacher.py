@@ -31,9 +31,8 @@ _RECORDED = 'features', 'mass', 'scale'
 def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
   """The arrays of training batches.
 
-  'tokens', 0 after the end; 'counted', true for the tokens of completions,
-  which count in the loss; if there are any, those of _RECORDED, 'source' and
-  'source_length'.
+  'tokens', 0 after the end; 'counted', true for the tokens of completions; if
+  there are any, those of _RECORDED, 'source' and 'source_length'.
   """
   index_1L = np.arange(answers.tokens.shape[1])[None]
   start, end = answers.spans[:, :1], answers.spans[:, 1:]

@@ -127,9 +127,7 @@ def _asked(
 def generated(count: int, seed: int, kind: str = '') -> list[str]:
   """Draws `count` different questions; fewer if there are no more.
 
-  A smaller count gives a prefix of the same list.
-
-  kind: code or maths; empty: all kinds.
+  A smaller count gives a prefix. kind: code or maths; empty: all kinds.
   """
   every, draw = _forms()['kinds'], random.Random(seed)
   kinds = [x for x in every if kind in ('', x.get('name'))]

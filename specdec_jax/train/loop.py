@@ -100,14 +100,18 @@ def run(
     stops = stack.enter_context(program.interrupts())
     bar = stack.enter_context(_progress(settings.steps, first))
     recorder = _Recorder(task, settings, saved, logs, score, stops)
-    clock = _clock(task, state)
+    devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
+    peak = task.flops and machine.matmul_flops(task.dtype) * len(devices)
     for step in range(first, settings.steps):
       task.refresh(step, state.params)
       began, worked = time.perf_counter(), time.process_time()
       batch = task.place(next(task.batches))
       state, figures = advance(state, task.frozen, batch)
       figures = logs_lib.plain(hosts.fetch(figures))
-      clocks = clock(time.perf_counter() - began)
+      seconds = time.perf_counter() - began
+      clocks = {'tokens_per_second': task.tokens / seconds}
+      if task.flops and peak:
+        clocks['utilisation'] = task.flops / seconds / peak
       # Of all cores together, which other work on the machine changes least.
       clocks['core_seconds'] = time.process_time() - worked
       norms = ('loss', 'gradient_norm', 'parameter_norm')
@@ -216,18 +220,6 @@ def _best(
   params, figures = found.arrays.params, found.facts['figures']
   figures = figures or logs_lib.plain(task.evaluate(params))
   return Ended(found.step, params, figures)
-
-
-def _clock(task: Task, state: step_lib.State):
-  """A function from a step's seconds to its speed and matmul utilisation."""
-  speed = lambda seconds: {'tokens_per_second': task.tokens / seconds}
-  if not (flops := task.flops):
-    return speed
-  devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
-  peak = machine.matmul_flops(task.dtype) * len(devices)
-  return lambda seconds: (
-    speed(seconds) | {'utilisation': flops / seconds / peak}
-  )
 
 
 @contextlib.contextmanager

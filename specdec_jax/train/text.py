@@ -264,16 +264,15 @@ def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]] | None:
 
 
 def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
-  try:
-    import datasets  # pyright: ignore[reportMissingImports]
-  except ImportError as error:
-    raise ValueError(
-      f'corpus {source} needs datasets: pip install datasets'
-    ) from error
   repo, _, split = source.removeprefix('hf:').rpartition('/')
   name, _, config = repo.partition(':')
   try:
+    import datasets  # pyright: ignore[reportMissingImports]
+
     rows = datasets.load_dataset(name, config or None, split=split)
+  except ImportError as error:
+    wrong = f'corpus {source} needs datasets: pip install datasets'
+    raise ValueError(wrong) from error
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
     reason = str(error).partition('\n')[0]
     raise ValueError(
