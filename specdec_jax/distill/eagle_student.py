@@ -119,11 +119,8 @@ def _picked(student: sections.Student, target: build.LanguageModel, known):
 def mask_id(target: build.LanguageModel) -> int:
   """An id for masks, which few texts have."""
   named = dict(target.tokenizer.specials)
-  found: list[Any] = [
-    target.tokenizer.inner.token_to_id(named[name])
-    for name in ('mask_token', 'pad_token')
-    if name in named
-  ]
+  id_of = lambda name: target.tokenizer.inner.token_to_id(named.get(name, ''))
+  found: Any = map(id_of, ('mask_token', 'pad_token'))
   known = range(target.config.vocab)
   return next((i for i in (*found, target.ids) if i in known), target.ids - 1)
 
