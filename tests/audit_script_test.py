@@ -90,7 +90,7 @@ def test_a_planted_bug_is_found(folder):
   [
     ('--config.sampling.temperature=0.8', 'config.decode.rule=coupled'),
     ('--workdir=/dev/null/below', 'workdir /dev/null/below: cannot be'),
-    ('--config=nope.py', "No such file or directory: 'nope.py'"),
+    ('--config=nope.py', 'audit.py: config nope.py: no such file'),
   ],
 )
 def test_refusals(folder, argument, expected):
