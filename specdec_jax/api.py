@@ -88,7 +88,7 @@ def stream(
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
     **asked: draft, rule, gamma, draft_options and options, as in generate; not
-      n.
+      n, and no record.
 
   Yields:
     A Piece for each window. Text waits while a later token may still change it
@@ -97,8 +97,8 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  if asked.get('n', 1) != 1:
-    raise ValueError(f'n={asked["n"]}: a stream is one; use generate')
+  if asked.get('n', 1) != 1 or asked.get('record'):
+    raise ValueError('n, record: a stream is one, of no record; use generate')
   if not requests.is_id(request) or not 0 <= request < 2**32:
     raise ValueError(
       f'request={fields.short(request)}: must be a whole number, at least 0 '
@@ -345,14 +345,16 @@ def _setting(engine: build.Engine, wanted: completion.Settings):
 def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
   """The pieces of a batch of one."""
   reader = completion.Reader(engine.target.tokenizer, stop)
-  for pieces, out in _windows(engine, request, [reader]):
-    yield from pieces.values()
+  window = None
+  for window in _windows(engine, request, [reader]):
+    yield from window[0].values()
     if reader.stopped:
       return
-    if out.info.broken_B[0]:
-      count = int(out.lengths_B[0]) - int(request.lengths_B[0])
-      said = request.request_B[0], count, engine.target.label
-      raise requests.NonFiniteLogits(*said)
+  out = window and window[1]
+  if out and out.info.broken_B[0]:
+    count = int(out.lengths_B[0]) - int(request.lengths_B[0])
+    said = request.request_B[0], count, engine.target.label
+    raise requests.NonFiniteLogits(*said)
 
 
 def _windows(engine, request, readers, *, with_q: bool = False):

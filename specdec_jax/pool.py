@@ -90,7 +90,7 @@ class Pool:
     *few, most = np.unique(rows).tolist()
     assert not (few and layout), rows
     self.rows = requests.rows_on(layout, most)
-    part = 1 if prefix_caching else -(-most // _SHARE)
+    part = 1 if self._caching else -(-most // _SHARE)
     self.part = requests.rows_on(layout, part)
     self.widths = [*few, self.rows]
     sizes = dict(length=length, sources=sources, stops=stops, rows=self.part)

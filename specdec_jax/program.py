@@ -197,7 +197,9 @@ def _check_config(path: str) -> None:
   file, _, argument = path.partition(':')
   if not pathlib.Path(file).is_file():
     _refuse(f'config {file}: no such file')
-  make = runpy.run_path(file)['get_config']
+  make = runpy.run_path(file).get('get_config')
+  if make is None:
+    _refuse(f'config {file}: has no get_config')
   try:
     config = make(argument) if argument else make()
   except ValueError as error:

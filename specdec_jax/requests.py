@@ -337,5 +337,10 @@ def place(request: decode.Request, layout: sharding.Layout | None):
   """Splits the rows over the mesh's data axis."""
   if layout is None:
     return request
+  if (rows := len(request.limit_B)) != rows_on(layout, rows):
+    raise ValueError(
+      f'{rows} rows: mesh.data={layout.mesh.shape["data"]} has to divide them; '
+      'give another bench.batch_size'
+    )
   where = lambda x: layout.sharding('batch', *[None] * (np.ndim(x) - 1))
   return jax.tree.map(lambda x: hosts.put(x, where(x)), request)

@@ -94,7 +94,7 @@ def html(
     command: that made them, for display.
 
   Raises:
-    ValueError: no answer, or one without record.
+    ValueError: no answer, one without record, or a path that cannot be written.
   """
   if not isinstance(completions, Mapping):
     completions = {f'Answer {i}': x for i, x in enumerate(completions)}
@@ -103,7 +103,11 @@ def html(
       'nothing to show: want one completion or more of '
       'generate(..., record=True)'
     )
-  files.write(pathlib.Path(path), page(completions, command))
+  try:
+    files.write(pathlib.Path(path), page(completions, command))
+  except OSError as error:
+    why = f'cannot be written ({error.strerror}): name another'
+    raise ValueError(f'html {path}: {why}') from error
 
 
 def page(completions: Mapping[str, Any], command: str = '') -> str:
@@ -121,6 +125,14 @@ def page(completions: Mapping[str, Any], command: str = '') -> str:
 
 def _answer(title: str, x: Any) -> dict[str, Any]:
   """What the page draws of a completion.Completion."""
+  counts = {name: x.metrics[name] for name in _COUNTS}
+  if len(x.record.windows) < x.metrics['target_calls']:
+    # A stop string came: what was decoded after it is not drawn, nor counted.
+    some = x.record.windows
+    accepted = x.origins.count('drafted')
+    drafted = accepted + sum(len(w.refused) for w in some)
+    found = len(x.tokens), len(some), drafted, accepted
+    counts = dict(zip(_COUNTS, found, strict=True))
   return {
     'title': title,
     'prompt': x.record.prompt,
@@ -129,6 +141,6 @@ def _answer(title: str, x: Any) -> dict[str, Any]:
       | {'p': [*map(math.exp, w.logprobs or [])]}
       for w in x.record.windows
     ],
-    'counts': {name: x.metrics[name] for name in _COUNTS},
+    'counts': counts,
     'reason': x.finish_reason,
   }

@@ -218,7 +218,8 @@ GENERATE = [
 ]
 STREAM = [
   (dict(request=-1), 'request=-1: must be a whole number, at least 0'),
-  (dict(n=2), 'n=2: a stream is one; use generate'),
+  (dict(n=2), 'a stream is one, of no record; use generate'),
+  (dict(record=True), 'a stream is one, of no record; use generate'),
   (dict(prompt=[[1, 2]]), r'token \[1, 2\] of a prompt: must be a whole'),
 ]
 LOAD = [

@@ -298,27 +298,36 @@ def improvement(
     improvement=value,
     low=ends.low,
     high=ends.high,
-    by_tree=by_tree(arm, calibration, summary, value),
+    by_size=by_size(arm, calibration, summary, _shares(found, once_G), value),
   )
 
 
-def by_tree(arm, calibration, counts: metrics.Summary, value: float):
-  """The improvement of an arm's tree and of smaller ones, by levels: '4,2'.
+def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
+  """The improvement of an arm's windows and, estimated, of smaller ones.
 
-  The first levels of it, each with no more than some number of nodes: they
-  would have accepted what it did, but for what hangs on other nodes. Of the
-  likeliest nodes fewer of them. {} of a chain, and of a drafter around others.
+  Of a chain by its gamma: what was accepted beyond a smaller one is cut off. Of
+  a tree by its levels, '4,2', the first of them, each with no more than some
+  number of nodes: they would have accepted what it did, but for what hangs on
+  other nodes. Of the likeliest nodes fewer of them. The arm's own is the last;
+  {} of a tree around others.
 
-  value: of the arm's own tree.
+  shares: of windows, as window_cost takes them. value: of the arm's own.
   """
-  engine, timed = arm.engine, calibration_lib.interpolated
-  found, own = {}, 1.0
+  engine, timed, found = arm.engine, calibration_lib.interpolated, {}
   for name, deep, wide, nodes, drafted in _smaller(engine):
     kept = sum(x[wide - 1] for x in counts.accepted_by_width[:deep])
     needed = max(float(timed(calibration.verify, nodes + 1)), 1)
     needed += float(timed(calibration.propose[engine.drafter.name], drafted))
-    found[name] = own = (counts.target_calls + kept) / needed
-  return {name: value * x / own for name, x in found.items()}
+    found[name] = (counts.target_calls + kept) / needed
+  if not engine.drafter.tree:
+    windows_N = np.array(counts.accepted_histogram)
+    emitted_N = 1 + np.arange(len(windows_N))
+    for gamma in range(1, 1 + arm.gamma):
+      tokens = windows_N @ np.minimum(emitted_N, 1 + gamma)
+      needed = window_cost(arm._replace(gamma=gamma), calibration, *shares)
+      found[str(gamma)] = float(np.sum(tokens / needed))
+  own = [*found.values()][-1:]
+  return {name: value * x / own[0] for name, x in found.items()}
 
 
 def _smaller(engine):

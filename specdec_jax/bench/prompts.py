@@ -98,8 +98,10 @@ def manual() -> list[Prompt]:
 
   Those of 80 characters or more, cut at 1,000, shuffled.
   """
-  from pydoc_data import topics  # half a megabyte, and not in every Python
-
+  try:
+    from pydoc_data import topics  # half a megabyte, and not in every Python
+  except ImportError as error:
+    raise ValueError(f'{MANUAL}: not in this Python; name a file') from error
   found = [x.strip() for y in topics.topics.values() for x in y.split('\n\n')]
   found = list(dict.fromkeys(x for x in found if len(x) > SHORT))
   order = np.random.default_rng(0).permutation(len(found)).tolist()
@@ -170,9 +172,10 @@ def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
     )
   if 'id' in row and 'question_id' in row:
     raise ValueError('has id and question_id: keep one of the two')
-  id = row.get('id', row.get('question_id', index))
+  name = 'question_id' if 'question_id' in row else 'id'
+  id = row.get(name, index)
   if type(id) is not int:
-    _text(id, 'id', kind='a text or an integer')
+    _text(id, name, kind='a text or an integer')
   category = _text(row['category'], 'category') if 'category' in row else None
   settings = {key: row[key] for key in own if key in row}
   listed = kind == 'turns'

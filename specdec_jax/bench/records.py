@@ -94,8 +94,8 @@ class Prediction(NamedTuple):
   window_cost: in plain steps.
   improvement: tokens / window_cost.
   low, high: its 90 % interval for other prompts; None if not known.
-  by_tree: of a tree, improvement of it and, estimated, of smaller ones, by
-    the nodes of their levels, or 'best:N'.
+  by_size: improvement of this window and, estimated, of smaller ones, by the
+    gamma of a chain, the nodes of a tree's levels, or 'best:N'.
   """
 
   tokens: float
@@ -103,7 +103,7 @@ class Prediction(NamedTuple):
   improvement: float
   low: float | None
   high: float | None
-  by_tree: dict[str, float] = {}
+  by_size: dict[str, float] = {}
 
 
 # --- texts -------------------------------------------------------------------

@@ -47,7 +47,8 @@ def sentences(doc: records.Document) -> list[str]:
     mine = [c for c in doc.categories if c.name == best.name]
     mine.sort(key=_rank, reverse=True)
     out += _about(best, doc) + _by_category(best, mine)
-    changes.append(f'  {drafter}: {_change(best, mine)}')
+    change = _change(best, mine, {x.gamma for x in rows})
+    changes.append(f'  {drafter}: {change}')
   out.append(_of_texts(doc))
   s = doc.setting
   out.append(
@@ -284,7 +285,7 @@ def _of_prediction(best: Row) -> list[str]:
 # --- what to change ----------------------------------------------------------
 
 
-def _change(best: Row, categories: Sequence[Row]) -> str:
+def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   outcome, model = best.improvement.outcome, best.explained
   assert model
   lost = [x.category for x in categories if x.improvement.outcome == 'loss']
@@ -293,10 +294,12 @@ def _change(best: Row, categories: Sequence[Row]) -> str:
   if best.counts.accepted_by_width:  # decode.gammas says nothing of trees
     used = f'it as it is, with its tree of {best.gamma} nodes'
   text = _CHANGES[outcome].format(used, rich.markup.escape(but))
-  trees = model.by_tree
-  if trees and (tree := max(trees, key=trees.__getitem__)) != list(trees)[-1]:
+  sizes, tree = model.by_size, best.counts.accepted_by_width
+  name = max(sizes, key=sizes.__getitem__, default='')
+  if name and name not in [*sizes][-1:] and (tree or int(name) not in tried):
+    what = f"the tree '{name}'" if tree else f'gamma {name}'
     text += (
-      f" Try the tree '{tree}': by the cost model {trees[tree]:.2f}x, this one "
+      f' Try {what}: by the cost model {sizes[name]:.2f}x, this one '
       f'{model.improvement:.2f}x.'
     )
   return text

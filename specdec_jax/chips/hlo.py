@@ -115,7 +115,8 @@ def _group(line: str, devices: int) -> int:
   """
   if found := re.search(r'replica_groups=mesh\[(.*?)\].*?\{(.*?)\}', line):
     sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
-    return math.prod(int(sizes.get(a, devices)) for a in found[2].split(','))
+    several = (int(sizes.get(a, devices)) for a in found[2].split(','))
+    return min(devices, math.prod(several))
   if found := re.search(r'replica_groups=\[\d+,(\d+)\]', line):
     return int(found[1])
   found = re.search(r'replica_groups=\{\{([\d,]+)\}', line)

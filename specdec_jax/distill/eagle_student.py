@@ -36,11 +36,12 @@ def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
     config = published(student, c)
     export.settings(config.block)  # raises for what cannot be saved at the end
     taps = (*(i for i in config.taps if i < last), last)
-  wide = dataclasses.replace(config.block, dtype=students.wide(c))
-  params = eagle.init(dataclasses.replace(config, block=wide), s.run.seed)
-  if student.layers:
-    params |= _picked(student, target, params.keys())
-  if student.source:
+  if not student.source:
+    wide = dataclasses.replace(config.block, dtype=students.wide(c))
+    params = eagle.init(dataclasses.replace(config, block=wide), s.run.seed)
+    if student.layers:
+      params |= _picked(student, target, params.keys())
+  else:
     draft = draft_file.read_eagle(student.source)
     file = draft_file.EAGLE, student.source
     draft_file.check_tokenizer(*file, draft.about, target)

@@ -171,7 +171,7 @@ def _array(
   try:
     # Checked here: mode r+ would silently extend a truncated file.
     rows = len(np.load(path, mmap_mode='r')) if exists else 0
-  except (OSError, ValueError) as error:
+  except (EOFError, OSError, ValueError) as error:
     raise ValueError(
       f'{path}: cannot be read ({error}); remove {folder} to ask again'
     ) from error

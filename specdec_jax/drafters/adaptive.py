@@ -83,10 +83,11 @@ def for_target(
 def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
   if isinstance(costs, Mapping):
     return costs
-  found = files.read_json(pathlib.Path(costs), {})
+  path = pathlib.Path(costs)
+  found = files.read_json(path) if path.is_file() else {}
   found = found.get('costs', found)  # a file of bench.py has more
   if not isinstance(found, dict) or 'verify' not in found:
-    raise ValueError(f'adaptive.costs={costs}: has no costs of windows')
+    raise ValueError(f'adaptive.costs={costs}: no file with costs of windows')
   return found
 
 

@@ -115,7 +115,10 @@ def fitted(
   def read_and_fit():
     arrays, about = read(kind, source)
     check_tokenizer(kind, source, about, target)
-    return fit(arrays, about)
+    try:
+      return fit(arrays, about)
+    except (KeyError, TypeError, AssertionError) as e:
+      raise ValueError(f'{kind} {source}: damaged: {e!r}') from e
 
   return target.once(key, read_and_fit)
 

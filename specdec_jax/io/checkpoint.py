@@ -296,7 +296,10 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
       raise ValueError(f'format {body["format"]}, step {body["step"]}')
     return Manifest(**body)
   # What reading, JSON, and a body of another shape raise.
-  except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+  except (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    RecursionError,
+  ) as e:
     raise Corrupt(f'{path}: not the manifest that was written: {e}') from e
 
 
@@ -317,7 +320,8 @@ def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
   try:
     found = _hashes(folder)
   except OSError as e:
-    raise Corrupt(f'{e.filename}: cannot be read: {e.strerror}') from e
+    where = e.filename or folder
+    raise Corrupt(f'{where}: cannot be read: {e.strerror}') from e
   for name in content.files | found:
     if found.get(name) != content.files.get(name):
       why = 'is not what was saved' if name in found else 'is missing'

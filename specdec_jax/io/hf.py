@@ -53,7 +53,7 @@ def open_folder(
   folder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
   """(settings, weights, paths of the weights) of a model folder."""
-  if adapter := next(folder.glob('adapter_*'), None):
+  if adapter := next(folder.glob('adapter_[cm]o*'), None):
     raise ValueError(
       f'{adapter}: an adapter, which is not read: merge it (peft: '
       'merge_and_unload, then save_pretrained), and give what that saves, or '

@@ -215,7 +215,10 @@ def _placed(
     put = functools.partial(rounded.put, kind, layout)
     if packs:
       put = functools.partial(rounded.pack, opened.name, kind)
-      codes = ' and '.join(dict.fromkeys(kinds))  # not rounded as elsewhere
+      shapes = lm.shapes(opened.config).items()
+      made = {rounded.packed_kind(kind, n, x.shape) for n, x in shapes}
+      # Not rounded as elsewhere.
+      codes = ' and '.join(x for x in dict.fromkeys(kinds) if x in made)
   label = opened.label
   if again:  # '1.5b (Q4_K, again int4)', but '135m (int4)'
     second = label.replace('dequantised', f'again {again}')
@@ -298,6 +301,11 @@ def wrap(
   elif isinstance(tokenizer, str | os.PathLike):
     folder = pathlib.Path(tokenizer).expanduser()
     tokenizer = tokenizer_lib.from_folder(folder, str(folder))
+  if not isinstance(tokenizer, tokenizer_lib.Tokenizer):
+    raise ValueError(
+      f'{source}: tokenizer is {type(tokenizer).__name__}; give a folder with '
+      'tokenizer.json, or an io.tokenizer.Tokenizer'
+    )
   return LanguageModel(
     source,
     source,

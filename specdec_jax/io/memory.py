@@ -110,24 +110,30 @@ def free(root: pathlib.Path = pathlib.Path('/')) -> float:
   """Bytes that programs on this CPU can still have; infinite if not known.
 
   What the machine has, or, if that is less, what the control groups of this
-  process leave (https://docs.kernel.org/admin-guide/cgroup-v2.html). Pages of
-  files that are read are not counted as used: they make room.
+  process leave, of version 1 or 2 (https://docs.kernel.org/admin-guide/). Pages
+  of files that are read are not counted as used: they make room.
   """
   found = re.search(r'MemAvailable:\s*(\d+) kB', _text(root / 'proc/meminfo'))
   left = [int(found[1]) * 1024 if found else math.inf]
-  if own := re.search(r'^0::/(.*)', _text(root / 'proc/self/cgroup'), re.M):
-    top, inside = root / 'sys/fs/cgroup', pathlib.Path(own[1])
-    left += [_left(top / group) for group in (inside, *inside.parents)]
+  groups = _text(root / 'proc/self/cgroup')
+  for kind, own in re.findall(r'^\d+:(memory|):/(.*)', groups, re.M):
+    top, inside = root / 'sys/fs/cgroup' / kind, pathlib.Path(own)
+    left += [_left(top / group, kind) for group in (inside, *inside.parents)]
   return max(0, min(left))
 
 
-def _left(group: pathlib.Path) -> float:
-  """What a control group leaves to its processes; infinite without a limit."""
-  names = ('memory.max', 'memory.current', 'memory.stat')
-  most, used, stat = (_text(group / name).strip() for name in names)
+def _left(group: pathlib.Path, kind: str) -> float:
+  """What a control group leaves to its processes; infinite without a limit.
+
+  kind: 'memory' in version 1, which counts groups inside under total_NAME.
+  """
+  names = 'limit_in_bytes usage_in_bytes' if kind else 'max current'
+  each = (group / f'memory.{x}' for x in (*names.split(), 'stat'))
+  most, used, stat = (_text(x).strip() for x in each)
   if not (most.isdecimal() and used.isdecimal()):
     return math.inf
-  cached = re.findall(r'^(?:in)?active_file (\d+)$', stat, re.M)
+  name = 'total_' * bool(kind) + '(?:in)?active_file'
+  cached = re.findall(rf'^{name} (\d+)$', stat, re.M)
   return int(most) - int(used) + sum(map(int, cached))
 
 

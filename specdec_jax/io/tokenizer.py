@@ -271,10 +271,10 @@ def _chat_template(folder: pathlib.Path, settings) -> str | None:
   if isinstance(found, list):
     named = [t for t in found if isinstance(t, dict)]
     several = {t.get('name'): t.get('template') for t in named}
-    if 'default' not in several:
+    if several and 'default' not in several:
       raise ValueError(
         f'{folder}: chat templates {", ".join(map(str, several))}, and none is '
         f'the "default"; write the one that is meant into {path.name}'
       )
-    found = several['default']
+    found = several.get('default')
   return found if isinstance(found, str) else None

@@ -127,7 +127,12 @@ def load(folder: pathlib.Path, library: Library = ROWS) -> str:
       'faster decoding on this CPU'
     )
   try:
-    made = ctypes.CDLL(str(_built(compiler, folder, library)))
+    path = _built(compiler, folder, library)
+    try:
+      made = ctypes.CDLL(str(path))
+    except OSError:  # a damaged file
+      path.unlink(missing_ok=True)
+      made = ctypes.CDLL(str(_built(compiler, folder, library)))
   except (OSError, subprocess.SubprocessError) as error:
     said = (getattr(error, 'stderr', '') or str(error)).strip().splitlines()
     # gcc first says where: "rows.c: In function 'norm':".

@@ -96,6 +96,7 @@ def plain(config: model_config.LMConfig, params: types.Params):
   Undoes packed, fused and scan_layers. The parts are views if params are numpy
   arrays, else copies.
   """
+  packed = config.run.packed
   config = config.running(scan_layers=False, fused=False, packed=False)
   flat = {n: weights.of(x).dense() for n, x in lm.flatten(params).items()}
   for name in [n for n in flat if 'layers/' in n]:
@@ -109,9 +110,9 @@ def plain(config: model_config.LMConfig, params: types.Params):
     start, parts = 0, _FUSED[module][1] if module in _FUSED else [module]
     for part in parts:
       own = '/'.join([*stem, part, leaf]).lstrip('/')
-      dtype, end = shapes[own].dtype, start + shapes[own].shape[-1]
+      end = start + shapes[own].shape[-1]
       one = x[..., start:end]
-      out[own] = one if one.dtype == dtype else one.astype(dtype)
+      out[own] = one.astype(shapes[own].dtype) if packed else one
       # The biases of a packed model are padded.
       start = x.shape[-1] // PARTS[module] if module in PARTS else end
   return config, {name: out[name] for name in shapes}

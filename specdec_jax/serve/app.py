@@ -252,6 +252,8 @@ async def _in_time(arrived: float, seconds: float, late: str):
 def _open_record(path: str) -> io.FileIO:
   """Opens the file to add lines; cuts off what is half of one, after a kill.
 
+  A last line that is whole is given its end.
+
   Raises:
     ValueError: what would be cut off is none of a record.
   """
@@ -260,7 +262,11 @@ def _open_record(path: str) -> io.FileIO:
   torn, size = files.torn(file), file.seek(0, io.SEEK_END)
   if not b'{"'.startswith(torn[:2]):
     raise ValueError(f'record {path}: its last line is no text: name another')
-  file.truncate(size - len(torn))
+  try:
+    json.loads(torn)
+    file.write(b'\n')
+  except ValueError:
+    file.truncate(size - len(torn))
   return file
 
 

@@ -142,14 +142,18 @@ class Worker:
 
   def _begin(self) -> None:
     """Gives rows to the jobs that have waited longest."""
+    tokenizer = self._engine.target.tokenizer
     while self.waiting and self._pool.free:
-      job = self.waiting.popleft()
-      job.began, stop = time.monotonic(), job.asked.settings.stop
-      tokenizer = self._engine.target.tokenizer
-      self.running[job] = completion.Reader(tokenizer, stop)
-      item, wanted = job.asked.items[job.index], job.asked.each[job.index]
+      # One where a prompt may go on from what a row has.
+      count = min(self._pool.part, self._pool.free, len(self.waiting))
+      jobs = [self.waiting.popleft() for _ in range(count)]
+      for job in jobs:
+        job.began, stop = time.monotonic(), job.asked.settings.stop
+        self.running[job] = completion.Reader(tokenizer, stop)
+      items = [job.asked.items[job.index] for job in jobs]
+      each = [job.asked.each[job.index] for job in jobs]
       # One chunk, so that many short prompts begin together.
-      self._pool.begin([job], [item], wanted, 1)
+      self._pool.begin(jobs, items, requests.together(each), 1)
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False

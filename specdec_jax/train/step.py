@@ -31,6 +31,10 @@ class Mesh(settings_lib.Mesh):
     """Makes the mesh that batches of these rows are split over; see
     data.check_rows."""
     mesh = sharding.mesh_of(self.data, self.model, min(rows.values()))
+    if self.fsdp and mesh is None:
+      raise ValueError(
+        'mesh.fsdp=True: the mesh is 1 x 1; give more devices, or fsdp=False'
+      )
     data.check_rows(rows, mesh.shape['data'] if mesh else 1)
     return mesh
 

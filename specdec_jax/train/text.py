@@ -268,11 +268,11 @@ def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
   name, _, config = repo.partition(':')
   try:
     import datasets  # pyright: ignore[reportMissingImports]
-
-    rows = datasets.load_dataset(name, config or None, split=split)
   except ImportError as error:
     wrong = f'corpus {source} needs datasets: pip install datasets'
     raise ValueError(wrong) from error
+  try:
+    rows = datasets.load_dataset(name, config or None, split=split)
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
     reason = str(error).partition('\n')[0]
     raise ValueError(

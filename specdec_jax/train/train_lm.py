@@ -184,7 +184,9 @@ def _tokenizer(
   s: Text, corpus: text.Corpus, workdir: pathlib.Path, begun: bool
 ) -> tokenizer_lib.Tokenizer:
   """The tokenizer of the settings, of the run to resume, or a new one."""
-  folder = pathlib.Path(s.tokenizer or workdir / 'tokenizer').expanduser()
+  folder = workdir / 'tokenizer'
+  if s.tokenizer:
+    folder = pathlib.Path(s.tokenizer).expanduser()
   if s.tokenizer and not folder.is_dir():  # which may have no model
     return load_lib.tokenizer_of(s.tokenizer)
 

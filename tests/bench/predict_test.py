@@ -196,7 +196,7 @@ def test_no_window_costs_less_than_a_plain_step():
 
 
 def by_tree(gamma, tree, accepted, propose, around=''):
-  """predict.by_tree of 10 windows whose own tree is worth 1.9; v(n) is 1.5 for
+  """predict.by_size of 10 windows whose own tree is worth 1.9; v(n) is 1.5 for
   three tokens, and 2 for five.
 
   accepted: of each level, without nodes behind the first, the second, ...
@@ -209,7 +209,7 @@ def by_tree(gamma, tree, accepted, propose, around=''):
   )
   counts = metrics.summary(info_of([4, 3, 3], calls=10))
   counts = counts._replace(accepted_by_width=accepted)
-  return predict.by_tree(arm, costs, counts, 1.9)
+  return predict.by_size(arm, costs, counts, None, 1.9)
 
 
 def test_what_smaller_trees_are_worth():
@@ -233,6 +233,23 @@ def test_what_fewer_of_the_likeliest_nodes_are_worth():
   whole = (10 + 5 + 2) / (1.5 + 0.5)
   wanted = {'best:1': 1.9 * (14 / 1.5) / whole, 'best:2': 1.9}
   assert found == pytest.approx(wanted) and [*found] == [*wanted]
+
+
+def test_what_smaller_gammas_are_worth():
+  """Of four windows three accept a draft, and one of them all three."""
+  e = build.engine(build.load('random:tiny'), 'lookup', gamma=3)
+  arm = plan_lib.Arm('lookup', 'lookup', 3, e)
+  costs = parts()._replace(
+    verify={1: 1.0, 2: 1.25, 3: 1.5, 4: 2.0}, propose={'lookup': {0: 0, 3: 0.3}}
+  )
+  counts = metrics.summary(info_of([1, 2, 0, 1], calls=4))
+  shares_1N = np.array([[0.0, 0, 0, 1]])
+  found = predict.by_size(arm, costs, counts, (shares_1N, shares_1N), 0.9)
+  tokens, needed = (7, 8, 9), (1.35, 1.7, 2.3)
+  wanted = [
+    0.9 * x / y / (9 / 2.3) for x, y in zip(tokens, needed, strict=True)
+  ]
+  assert found == pytest.approx(dict(zip('123', wanted, strict=True)))
 
 
 COLUMNS = np.array([0.2, 0.4]), np.array([0.0, 0.1])

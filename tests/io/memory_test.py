@@ -83,6 +83,11 @@ LIMIT = {
   'memory.current': '450000',
   'memory.stat': 'anon 9\ninactive_file 40000\nactive_file 60000\n',
 }
+FIRST = {
+  'memory.limit_in_bytes': '600000',
+  'memory.usage_in_bytes': '450000',
+  'memory.stat': 'inactive_file 7\ntotal_inactive_file 20000\n',
+}
 # What a process says of its groups, their folders with files, and what is free.
 GROUPS = {
   'none': ('', {}, 1_024_000),
@@ -90,6 +95,9 @@ GROUPS = {
   'of one around it': ('0::/a/b\n', {'a': LIMIT, 'a/b': {}}, 150_000),
   'of a container': ('0::/\n', {'': LIMIT}, 150_000),
   'no limit': ('0::/a\n', {'a': LIMIT | {'memory.max': 'max'}}, 1_024_000),
+  'version 1': ('5:cpu:/\n4:memory:/a\n0::/\n', {'memory/a': FIRST}, 170_000),
+  'under another path': ('4:memory:/x/y\n', {'memory': FIRST}, 170_000),
+  'of another controller': ('4:cpu:/a\n', {'memory/a': FIRST}, 1_024_000),
   'used up': ('0::/\n', {'': LIMIT | {'memory.current': '900000'}}, 0),
 }
 

@@ -334,6 +334,9 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   with pytest.raises(ValueError, match='its last line is no text: name anoth'):
     opened(small.engine(), record=str(file))
   assert file.read_text() == '# Notes'
+  file.write_text(line := '{"text": "whole but for its end"}')
+  opened(small.engine(), record=str(file))
+  assert file.read_text() == f'{line}\n'
 
 
 def opened(engine, rows=1, **limits):
@@ -344,7 +347,7 @@ def opened(engine, rows=1, **limits):
 class Stuck:
   """One row that never says anything, until it is let go, and fails."""
 
-  rows = free = 1
+  part = rows = free = 1
 
   def __init__(self):
     self.left, self.cancelled = threading.Event(), []

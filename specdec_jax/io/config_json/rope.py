@@ -109,6 +109,8 @@ def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
   ones other divisors would hold for all tokens, those before included."""
   factor = at.number('factor', context / first)
   size = 1.0
+  if first < 2:
+    at.refuse(f'original_max_position_embeddings={first}', '2 or more')
   if factor > 1:
     size = math.sqrt(1 + math.log(factor) / math.log(first))
   at.seen.add('long_factor')

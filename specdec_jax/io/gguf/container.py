@@ -102,7 +102,7 @@ def parse(path: pathlib.Path) -> File:
   """
   file = _parse(path)
   count = file.field('split.count', int, 1)
-  if count < 2:
+  if not 1 < count < 1 << 16:
     return file
   each = [f'-{i + 1:05d}-of-{count:05d}.gguf' for i in range(count)]
   stem = re.sub(r'-\d{5}-of-\d{5}$', '', path.stem)

@@ -28,11 +28,15 @@ def render(
   """The text of a conversation, up to the start of the assistant's reply.
 
   source: whose template it is, for errors.
-  messages: with 'role', 'content' and whatever else the template reads.
+  messages: with 'role', 'content' and whatever else the template reads; what is
+    None is left out.
   specials: variables such as bos_token.
   """
   given = dict(
-    messages=messages,
+    messages=[
+      {key: x for key, x in message.items() if x is not None}
+      for message in messages
+    ],
     add_generation_prompt=True,
     tools=None,
     documents=None,
