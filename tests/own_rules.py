@@ -68,6 +68,35 @@ def spends_twice(noise, draft, p_BNV):
   return verdict
 
 
+def one_uniform(noise, draft, p_BNV):
+  """Tests every draft by the uniform of the first: biased from gamma 2 on."""
+  u_BK = jnp.broadcast_to(noise.accept_BK[:, :1], noise.accept_BK.shape)
+  return reject.verify(noise._replace(accept_BK=u_BK), draft, p_BNV)
+
+
+def reversed_uniforms(noise, draft, p_BNV):
+  """Lossless: reject, its first test by the last uniform."""
+  u_BK = noise.accept_BK[:, ::-1]
+  return reject.verify(noise._replace(accept_BK=u_BK), draft, p_BNV)
+
+
+def block_by_count(noise, draft, p_BNV):
+  """Block that keeps as many drafts as pass, not up to the last: biased."""
+  p_BK, q_BK = chain.pick(p_BNV, draft.tokens_BK), chain.q_of_tokens(draft)
+  w_BN, K = block._ratios(p_BK, q_BK.astype(p_BNV.dtype)), p_BK.shape[1]
+  mass_BK = jnp.pad(block._masses(w_BN, draft, p_BNV), ((0, 0), (0, min(K, 1))))
+  inner_BK = noise.accept_BK * (mass_BK + 1 - w_BN[:, 1:]) < mass_BK
+  last_BK = noise.accept_BK * q_BK < w_BN[:, :-1] * p_BK
+  at_1K, count_B1 = jnp.arange(1, K + 1)[None], draft.count_B[:, None]
+  ok_BK = jnp.where(at_1K < count_B1, inner_BK, last_BK) & (at_1K <= count_B1)
+  accepted_B = jnp.sum(ok_BK, -1, dtype=jnp.int32)
+  p_BV = chain.row(p_BNV, accepted_B)
+  w_B1 = jnp.take_along_axis(w_BN, accepted_B[:, None], 1)
+  w_B1 = jnp.where(accepted_B[:, None] == count_B1, 1, w_B1)
+  rest_BV = w_B1 * p_BV - chain.q_row(draft, accepted_B, p_BV)
+  return types.Verdict(accepted_B, jnp.maximum(rest_BV, 0))
+
+
 LOSSY = types.Rule('lossy', reject.verify, lossless=False)
 
 

@@ -6,7 +6,8 @@ X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 """
 
 import functools
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,6 +26,9 @@ def normal(weights):
 
 class NotEnumerable(Exception):
   """The rule draws noise itself, or is not a step function of its uniforms."""
+
+
+NO_STEPS = 'its verdict is no step function of its uniforms'
 
 
 class Windows(NamedTuple):
@@ -98,45 +102,90 @@ def below_one(dtype: np.dtype) -> Any:
   return np.nextafter(dtype.type(1), dtype.type(0))
 
 
+def _flips_at(passes: Callable[[Any], Any], size: int, dtype: np.dtype):
+  """The least uniforms that fail a test which passes at 0: [size]; 1: none.
+
+  By bisection over the floats of [0, 1), not from a formula.
+
+  passes: uniforms [size] -> bool [size]; assumed to flip at most once.
+  """
+  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
+  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
+  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
+
+  def halve(_, ends):
+    low_X, high_X = ends  # it passes at low; at high it fails, or high is 1
+    middle_X = low_X + (high_X - low_X) // 2
+    passes_X = passes(float_of(middle_X))
+    low_X = jnp.where(passes_X, middle_X, low_X)
+    return low_X, jnp.where(passes_X, high_X, middle_X)
+
+  ends = jnp.zeros(size, integer), jnp.full(size, one, integer)
+  return float_of(jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)[1])
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
   """Where the accept test of each node flips, [B, K]: the least u that fails.
 
-  0 where it never passes. Found by bisection over the floats of [0, 1), not
-  from a formula, with the tests of its ancestors passing and all others
-  failing. Assumes that a test flips at most once, at a value independent of the
-  other uniforms; `ends` checks this at random uniforms.
+  0 where it never passes. With the tests of its ancestors passing and all
+  others failing. Assumes that its own uniform decides a test, which flips at
+  most once, whatever the others are; `ends` checks this at random uniforms.
   """
   (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
   sees_BNN, rows_B = sees(draft), jnp.arange(B)
-  integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
-  float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
-  one = jax.lax.bitcast_convert_type(jnp.ones((), dtype), integer)
 
   def of_node(i):
     above_BK = sees_BNN[:, i + 1, 1:]
     u_BK = jnp.where(above_BK, 0, below_one(dtype)).astype(dtype)
 
-    def halve(_, ends):
-      low_B, high_B = ends  # it passes at low; at high it fails, or high is 1
-      middle_B = low_B + (high_B - low_B) // 2
-      own_BK = u_BK.at[:, i].set(float_of(middle_B))
-      _, last_B, _ = _verify(rule, own_BK, draft, p_BNV)
-      passes_B = sees_BNN[rows_B, last_B + 1, i + 1]
-      low_B = jnp.where(passes_B, middle_B, low_B)
-      return low_B, jnp.where(passes_B, high_B, middle_B)
+    def passes(u_B):
+      _, last_B, _ = _verify(rule, u_BK.at[:, i].set(u_B), draft, p_BNV)
+      return sees_BNN[rows_B, last_B + 1, i + 1]
 
-    ends = jnp.zeros(B, integer), jnp.full(B, one, integer)
-    return float_of(jax.lax.fori_loop(0, dtype.itemsize * 8, halve, ends)[1])
+    return _flips_at(passes, B, dtype)
 
   t_BK = jax.lax.map(of_node, jnp.arange(K)).T
   return jnp.where(t_BK < jnp.finfo(dtype).tiny, 0, t_BK)
 
 
-class End(NamedTuple):
-  """One node where a window may end, or the root.
+@functools.partial(jax.jit, static_argnums=0)
+def flips(rule: types.Rule, draft: types.Draft, p_BNV):
+  """Where a chain's verdict changes with each uniform, [B, K]: the least u.
 
-  chance_B: how often that draft is drawn and the window ends there.
+  Uniform i is tried with all others at 0 or, where it changes nothing, near 1;
+  1 where it changes nothing there either. Assumes that a verdict changes at
+  most once, at a value independent of the others; `patterns` checks this.
+  """
+  (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
+  twice = lambda x: jnp.concatenate([x, x])
+  draft, p_XNV = jax.tree.map(twice, draft), twice(p_BNV)
+  others_2 = jnp.array([0, below_one(dtype)], dtype)
+  others_XK = jnp.tile(jnp.repeat(others_2, B)[:, None], (1, K))
+
+  def of_uniform(i):
+    run = lambda u_X: _verify(rule, others_XK.at[:, i].set(u_X), draft, p_XNV)
+    accepted_X, _, weights_XV = run(jnp.zeros(2 * B, dtype))
+    # One program may round the same sum differently in two rows.
+    size_X1 = jnp.maximum(jnp.max(weights_XV, -1, keepdims=True), 1)
+    slack_X1 = 64 * jnp.finfo(dtype).eps * size_X1
+
+    def same(u_X):
+      other_X, _, other_XV = run(u_X)
+      same_XV = jnp.abs(other_XV - weights_XV) <= slack_X1
+      same_XV |= jnp.isnan(other_XV) & jnp.isnan(weights_XV)
+      return (other_X == accepted_X) & jnp.all(same_XV, -1)
+
+    zero_B, one_B = _flips_at(same, 2 * B, dtype).reshape(2, B)
+    return jnp.where(zero_B < 1, zero_B, one_B)
+
+  return jax.lax.map(of_uniform, jnp.arange(K)).T
+
+
+class End(NamedTuple):
+  """One node where a window may end, or the root; or what a pattern ends in.
+
+  chance_B: how often that draft is drawn and the window ends so.
   accepted_B, path_BK: the nodes that are accepted then, K past their end.
   next_BV: the distribution of the token after them.
   """
@@ -151,7 +200,8 @@ def ends(rule: types.Rule, batch: Windows) -> list[End]:
   """Every End of windows under a rule: the root's, then each node's.
 
   Rules may test parents first, or children: which tests decide that a window
-  ends at a node is found by flipping each.
+  ends at a node is found by flipping each. Of chains whose tests are decided by
+  other uniforms than their own: `patterns`.
 
   Raises:
     base.Broken: see run_rule; of trees also where a chain is NotEnumerable.
@@ -191,10 +241,46 @@ def ends(rule: types.Rule, batch: Windows) -> list[End]:
     )
     right_B = np.stack(met_NB)[at] & (np.sum(met_NB, 0) == 1) & same_BV.all(1)
     wrong_B |= ~right_B & (batch.chance_B > 0)
+  if wrong_B.any() and draft.parents_BK is None:
+    return patterns(rule, batch)
   if wrong_B.any():
-    # What a rule of chains does is for the counted promises to say then.
-    kind = NotEnumerable if draft.parents_BK is None else base.Broken
-    raise kind('its verdict is no step function of its uniforms')
+    parents_K = np.asarray(draft.parents_BK)[wrong_B.argmax()].tolist()
+    raise base.Broken(f'{rule.name}: {NO_STEPS}, on the tree {parents_K}')
+  return out
+
+
+def patterns(rule: types.Rule, batch: Windows) -> list[End]:
+  """The End of chains in every pattern of uniforms before and after a flip.
+
+  Raises:
+    base.Broken: see run_rule.
+    NotEnumerable: random uniforms give another verdict than their pattern does:
+      what the rule does is for the counted promises to say then.
+  """
+  t_BK, p_BNV = np.asarray(flips(rule, batch.draft, batch.p_BNV)), batch.p_BNV
+  (B, K), dtype, every_B = t_BK.shape, t_BK.dtype, np.arange(len(t_BK))
+  run = lambda u_BK: run_rule(rule, batch, np.minimum(u_BK, below_one(dtype)))
+  verdicts, out = [], []
+  for before_K in itertools.product((True, False), repeat=K):
+    share_BK = np.where(before_K, t_BK, 1 - t_BK.astype(np.float64))
+    verdict = run(np.where(before_K, t_BK / 2, (1 + t_BK) / 2))
+    accepted_B, _, weights_BV = verdict
+    on_BK = np.arange(K) < accepted_B[:, None]
+    path_BK = np.where(on_BK, np.arange(K), K)
+    next_BV = next_distribution(p_BNV[every_B, accepted_B], weights_BV)
+    chance_B = batch.chance_B * share_BK.prod(1)
+    out.append(End(chance_B, accepted_B, path_BK, next_BV))
+    verdicts.append(verdict)
+  accepted_PB, _, weights_PBV = map(np.stack, zip(*verdicts, strict=True))
+  rng = np.random.default_rng(0)
+  for _ in range(3):
+    u_BK = rng.random((B, K)).astype(dtype)
+    accepted_B, _, weights_BV = run(u_BK)
+    at = (u_BK >= t_BK) @ (1 << np.arange(K)[::-1]), every_B
+    same_BV = np.isclose(weights_BV, weights_PBV[at], 0, 0, equal_nan=True)
+    same_B = same_BV.all(1) & (accepted_B == accepted_PB[at])
+    if not same_B[batch.chance_B > 0].all():
+      raise NotEnumerable(NO_STEPS)
   return out
 
 

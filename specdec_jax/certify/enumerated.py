@@ -40,14 +40,26 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
   """gamma + 1 tokens of one window, by enumerating its accept tests."""
   worst, done, skipped = collections.defaultdict(float), [], []
   for rule in subject.rules:
+    ran = []
     try:
       for x64, words, error in _runs(subject, rule, amount):
         with jax.enable_x64(x64):
-          worst[x64] = max(worst[x64], error())
-        done.append(words)
+          ran.append((x64, words, error()))
     except enumerate_window.NotEnumerable as why:
-      skipped.append(f'{rule.name}: {why}')
+      skipped.append(_skipped(subject, rule, why))
+      continue
+    for x64, words, off in ran:
+      worst[x64] = max(worst[x64], off)
+      done.append(words)
   return _figure(worst, 'pairs (p, q): ', done, skipped)
+
+
+def _skipped(subject: base.Subject, rule: types.Rule, why: Any) -> str:
+  """Why a rule is not checked; only a user's, or a coupled one, may be so."""
+  reason = f'{rule.name}: {why}'
+  if 'rule' in subject.supplied or rule.coupled:
+    return reason
+  raise base.Broken(reason)
 
 
 def _runs(subject: base.Subject, rule: types.Rule, amount: int):
@@ -211,15 +223,15 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   Each pair of rule and drafter has three windows of gamma 2 in float64 and
   float32, and one of gamma 4 to 8, or a tree, after rows of several lengths.
   """
-  worst, done, skipped = collections.defaultdict(float), [], []
+  worst, skipped = collections.defaultdict(float), []
   pairs = subject.pairs()
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.apart()]
   subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
-  why = {rule: _not_enumerable(rule) for rule in subject.rules}
+  why = {rule: _not_enumerable(subject, rule) for rule in subject.rules}
+  ran = []
   for rule, name, x64, gamma, vocab, long in _cells(pairs, amount):
     if why[rule]:
-      skipped.append(f'{rule.name}: {why[rule]}')
       continue
     with jax.enable_x64(x64):
       world = subject.tables(vocab)
@@ -236,19 +248,27 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
         settings = dict(temperature=0.7, top_k=2)
       error = long_window_error if long else windows_error
       with base.naming(f'{pair}, V {vocab}, {settings}'):
-        worst[x64] = max(worst[x64], error(world, pair, settings))
-    done.append(f'{rule.name} {name} {own}')
-  of = f'{len(done)} walks; rule, drafter, gamma: '
-  return _figure(worst, of, done, skipped)
+        try:
+          off = error(world, pair, settings)
+        except enumerate_window.NotEnumerable as reason:
+          why[rule] = _skipped(subject, rule, reason)
+          continue
+    ran.append((rule, x64, f'{rule.name} {name} {own}', off))
+  # A rule counts where all of its walks ran.
+  ran = [x for x in ran if not why[x[0]]]
+  for _, x64, _, off in ran:
+    worst[x64] = max(worst[x64], off)
+  of, done = f'{len(ran)} walks; rule, drafter, gamma: ', [x[2] for x in ran]
+  return _figure(worst, of, done, [*filter(None, why.values()), *skipped])
 
 
-def _not_enumerable(rule: types.Rule) -> str:
+def _not_enumerable(subject: base.Subject, rule: types.Rule) -> str:
   """Why the rule's outcomes on chains cannot be enumerated; '' if they can."""
-  p, q = problems.of_all_families(0, each=1, gamma=2, vocab=3)
+  p, q = problems.of_all_families(0, each=20, gamma=2, vocab=3)
   try:
     enumerate_window.ends(rule, problems.windows(p, q, 'distinct'))
   except enumerate_window.NotEnumerable as why:
-    return str(why)
+    return _skipped(subject, rule, why)
   return ''
 
 

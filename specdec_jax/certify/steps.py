@@ -22,7 +22,7 @@ class Choice(NamedTuple):
 
   children_BNX: tokens that noise.draft (X = 1) and noise.children return for
     the children of each number; -1 draws them with production's own noise.
-  passes_BK: whether each accept test passes; None: production's own.
+  passes_BK: whether each uniform is below its flip; None: production's own.
   next_B: token that noise.next returns; None: production's own.
   """
 
@@ -35,10 +35,9 @@ class Window(NamedTuple):
   """What was seen of one window.
 
   draft, p_BNV: as the rule got them.
-  t_BK: where each accept test flips; None where passes_BK is not chosen.
+  t_BK: where each uniform flips the verdict; None if passes_BK is not chosen.
   weights_BV: the next token is drawn from them.
-  draws: by node (-1 the root), the q_BV that its children were drawn from, and
-    the tokens_BX.
+  draws: by node (-1 the root), its children's q_BV and their tokens_BX.
   reported: how many q that drafts report were compared with those.
   """
 
@@ -53,9 +52,8 @@ class Window(NamedTuple):
 class Chosen:
   """Noise and rule of a step, with the outcomes of a choice.
 
-  Its methods stand for those of the noise and the rule while the step is
-  traced. What they see is kept in `window`, but for what drafts are drawn from,
-  which joins `drawn` when the step runs.
+  Its methods stand for those of the noise and the rule while a step is traced.
+  They keep what they see in `window`, but what drafts are drawn from in `drawn`.
   """
 
   def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
@@ -94,11 +92,11 @@ class Chosen:
 
   def verify(self, noise, draft, p_BNV) -> types.Verdict:
     self.window = Window(draft, p_BNV)
-    if self.choice.passes_BK is None:
+    if (passes_BK := self.choice.passes_BK) is None:
       return self.rule.verify(noise, draft, p_BNV)
-    t_BK = enumerate_window.thresholds(self.rule, draft, p_BNV)
+    t_BK = enumerate_window.flips(self.rule, draft, p_BNV)
     self.window = self.window._replace(t_BK=t_BK)
-    u_BK = jnp.where(self.choice.passes_BK, t_BK / 2, (1 + t_BK) / 2)
+    u_BK = jnp.where(passes_BK, t_BK / 2, (1 + t_BK) / 2)
     return self.rule.verify(enumerate_window.uniforms(u_BK), draft, p_BNV)
 
   def next(self, offset_B, weights_BV):
@@ -213,9 +211,9 @@ def chance_of_drafts(window: Window, choice: Choice, siblings: str):
 
 def chance(window: Window, choice: Choice, siblings: str) -> np.ndarray:
   """Probability of a whole choice: [B]."""
-  sides_BK = np.where(choice.passes_BK, window.t_BK, 1 - window.t_BK)
-  chance_B = chance_of_drafts(window, choice, siblings)
-  chance_B = chance_B * sides_BK.astype(np.float64).prod(1)
+  t_BK = window.t_BK.astype(np.float64)
+  chance_B = np.where(choice.passes_BK, t_BK, 1 - t_BK).prod(1)
+  chance_B *= chance_of_drafts(window, choice, siblings)
   return chance_B * _at(_normal(window.weights_BV), choice.next_B)
 
 
@@ -227,8 +225,7 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   name: of the drafter. state: before the window. siblings: as the rule's.
   Returns how many were compared; raises base.Broken for the first that differs.
   """
-  draft = window.draft
-  if draft.q_BKV is None:
+  if (draft := window.draft).q_BKV is None:
     return 0
   tokens_BK, (B, K) = draft.tokens_BK, draft.tokens_BK.shape
   parents_BK = np.asarray(enumerate_window.parents(draft))
@@ -236,10 +233,14 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   proposed_BK = np.asarray(tree.proposed(draft))
   q_BNV, drawn_BNX = np.ones(draft.q_BKV.shape), np.full((B, K, K), -1)
   for number in range(K):
-    if number - 1 in window.draws:
-      q_BNV[:, number], drawn_BX = window.draws[number - 1]
+    q_BV, drawn_BX = window.draws.get(number - 1, (q_BNV[:, 0, :0], None))
+    if q_BV.shape[1] == q_BNV.shape[2]:  # ids: else it draws something else
+      q_BNV[:, number] = q_BV
       drawn_BNX[:, number, : drawn_BX.shape[1]] = drawn_BX[:, :K]
-  compared, rows_B = 0, np.arange(B)
+  compared, rows_B, chain = 0, np.arange(B), draft.parents_BK is None
+  bound = base.BOUNDS[draft.q_BKV.dtype == np.float64]
+  bound = bound if chain else base.bound()
+  independent = not chain and siblings == 'independent'
   can_BN = np.repeat(state.live_B[:, None], K + 1, 1)
   for i in range(K):
     parent_B, token_B = parents_BK[:, i], tokens_BK[:, i]
@@ -253,16 +254,18 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
     reported_BV = draft.q_BKV[:, i].astype(np.float64)
     impossible_B = (drawn_B >= 0) & (_at(q_BV, drawn_B) <= 0)  # NaN is compared
     can_BN[:, i + 1] = can_BN[rows_B, parent_B + 1] & ~impossible_B
-    can_B = (drawn_B >= 0) & proposed_BK[:, i] & can_BN[:, i + 1]
-    # What is reported as certain is lawful, whatever made it.
-    can_B &= _at(reported_BV, token_B) != 1
-    other_B = can_B & (token_B != drawn_B)
+    # What is reported as certain is lawful, but of independent siblings.
+    some_B = _at(reported_BV, token_B) != 1
+    some_B |= (_at(q_BV, token_B) != 1) & independent
+    some_B &= (drawn_B >= 0) & proposed_BK[:, i]
+    other_B = some_B & (token_B != drawn_B)
     # A drafter may draw something else and derive its tokens from that.
-    if draft.parents_BK is None and other_B.any():
+    if chain and other_B.any():
       continue
+    can_B = some_B & can_BN[:, i + 1]
     compared += int(can_B.sum())
     off_B = np.where(can_B, np.abs(reported_BV - q_BV).max(1), 0)
-    wrong_B = other_B | ~(off_B <= base.BOUNDS[draft.q_BKV.dtype == np.float64])
+    wrong_B = can_B & (other_B | ~(off_B <= bound))
     if wrong_B.any():
       b = int(np.where(wrong_B, state.lengths_B, np.inf).argmin())
       text = state.tokens_BL[b, : state.lengths_B[b]].tolist()
@@ -343,10 +346,7 @@ def _cells(subject: base.Subject, amount: int):
 
 
 def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
-  """Looks at every window of a batch of each seed.
-
-  Returns how many q and p were compared, and the length of the longest row.
-  """
+  """(q, p, tokens of the longest row) that were compared in batches of seeds."""
   many_q = many_p = longest = 0
   gamma = pair.drafter.gamma
   for seed in seeds:

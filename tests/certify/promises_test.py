@@ -199,23 +199,64 @@ def test_a_position_keyed_block_rule_is_refused():
   assert not row.passed and 'block_by_position, lm' in row.case
 
 
+DISTRIBUTIONS = 'window-distribution', 'windows-enumerated'
+
+
 @pytest.mark.more
-@pytest.mark.parametrize(
-  'promise', ['window-distribution', 'windows-enumerated']
-)
+@pytest.mark.parametrize('promise', DISTRIBUTIONS)
 @pytest.mark.parametrize(
   'name, why',
   [
     ('spends_twice', 'no step function'),
+    ('one_uniform', 'no step function'),
     ('block_by_position', 'draws inside verify'),
   ],
 )
 def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
-  row = check(promise, named(name), LM, amount=3)
+  rules = named(name)
+  row = check(promise, rules, LM, amount=3, supplied=('rule',))
   assert row.passed is None and why in row.case
   # Beside others that are judged, it is named.
   figure = enumerated._figure({False: 0.0}, '', ['much'], [row.case])
   assert figure.size == f'much; not checked: {row.case}'
+  # One of the library's may not drop out.
+  row = check(promise, rules, LM, amount=3)
+  assert row.passed is False and re.match(f'{name}: .*{why}', row.case), row
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('promise', DISTRIBUTIONS)
+@pytest.mark.parametrize(
+  'name, case',
+  [
+    ('reversed_uniforms', ''),
+    ('block_by_count', 'block_by_count.* instead of'),
+  ],
+)
+def test_tests_may_be_decided_by_any_uniforms(promise, name, case, monkeypatch):
+  monkeypatch.setattr(enumerated, 'LONG_GAMMAS', (4,))
+  amount = 3 if promise == 'windows-enumerated' else 60
+  row = check(promise, named(name), LM, amount, supplied=('rule',))
+  assert row.passed is (not case) and 'not checked' not in row.size, row
+  assert not case or re.match(case, row.case), row
+
+
+@pytest.mark.parametrize('promise', DISTRIBUTIONS)
+def test_a_rule_counts_when_all_that_was_to_run_ran(promise, monkeypatch):
+  """It may turn out not to be enumerable in a later run."""
+  met = []
+
+  def error(*_):
+    met.append(1)
+    if len(met) > 1:
+      raise enumerate_window.NotEnumerable('no step function')
+    return 2e-16
+
+  for name in ('window_error', 'windows_error'):
+    monkeypatch.setattr(enumerated, name, error)
+  row = check(promise, REJECT, LM, supplied=('rule',))
+  assert len(met) == 2 and row.passed is None, row
+  assert row.case.startswith('reject: no step function'), row
 
 
 # --- drafters -----------------------------------------------------------------

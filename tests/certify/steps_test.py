@@ -176,6 +176,46 @@ def test_a_q_of_nan_is_named():
     steps._check_reported('mine', state, window, 'distinct')
 
 
+def reported(q_BKV, tokens_BK, draws, siblings='distinct', **more):
+  """What _check_reported makes of windows, of which all are live or live_B."""
+  tokens_BK, q_BKV = np.array(tokens_BK), np.array(q_BKV, float)
+  (B, K), live_B = tokens_BK.shape, more.pop('live_B', [True] * len(q_BKV))
+  one_B = np.ones(B, int)
+  state = steps.decode.State(one_B[:, None], one_B, np.array(live_B), (), ())
+  draft = types.Draft(tokens_BK, q_BKV, K * one_B, **more)
+  draws = {i: (np.array(q, float), np.array(x)) for i, (q, x) in draws.items()}
+  window = steps.Window(draft, None, draws=draws)
+  return steps._check_reported('mine', state, window, siblings)
+
+
+HALF, ONE, FIFTH = [0.5, 0.5], [1.0, 0.0], [0.2, 0.8]
+
+
+def test_drafts_made_of_other_draws_are_not_compared():
+  """Where any row shows it: one that has ended, or whose draw is impossible."""
+  q_BKV, draws = [[FIFTH], [FIFTH]], [HALF, HALF]
+  other = lambda **more: reported(
+    q_BKV, [[0], [1]], {-1: (draws, [[0], [0]])}, **more
+  )
+  assert other() == other(live_B=[True, False]) == 0
+  draws = [HALF, [0.0, 1.0]]
+  assert other() == 0
+  # Draws of another number of ids are something else.
+  coin = [[0.2, 0.3, 0.5]]
+  assert reported([[FIFTH]], [[1]], {-1: (coin, [[1]])}) == 0
+
+
+def test_independent_siblings_are_certain_where_they_were_drawn_so():
+  """What is lawful of others is not of these: see kseq."""
+  parents = dict(parents_BK=np.array([[-1]]))
+  sure = lambda q_V, *kind: reported(
+    [[ONE]], [[0]], {-1: ([q_V], [[0]])}, *kind, **parents
+  )
+  assert sure(HALF) == sure(ONE, 'independent') == 0
+  with pytest.raises(base.Broken, match='mine drew draft 0 from .0.5'):
+    sure(HALF, 'independent')
+
+
 def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
   world = base.tables(steps.VOCAB)
   table = table_model.warped(world.weights.target, temperature=1.0)
