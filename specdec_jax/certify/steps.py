@@ -53,7 +53,7 @@ class Chosen:
   """Noise and rule of a step, with the outcomes of a choice.
 
   Its methods stand for those of the noise and the rule while a step is traced.
-  They keep what they see in `window`, but what drafts are drawn from in `drawn`.
+  They keep what they see in `window`, what drafts are drawn from in `drawn`.
   """
 
   def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
@@ -346,7 +346,7 @@ def _cells(subject: base.Subject, amount: int):
 
 
 def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
-  """(q, p, tokens of the longest row) that were compared in batches of seeds."""
+  """(q, p, tokens of the longest row) that were compared in these batches."""
   many_q = many_p = longest = 0
   gamma = pair.drafter.gamma
   for seed in seeds:
