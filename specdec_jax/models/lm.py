@@ -63,11 +63,15 @@ class Ends(nnx.Module):
     return x_BTD
 
 
-@functools.cache
 def _modules(config: model_config.LMConfig):
   """(graphdef, abstract params) of a block and of Ends; allocates no memory."""
   if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError("dtype='float64' needs 64 bits: set JAX_ENABLE_X64=1")
+  return _split(config)
+
+
+@functools.cache
+def _split(config: model_config.LMConfig):
   split = lambda make: nnx.split(nnx.eval_shape(make), nnx.Param)
   return split(lambda: layers.Block(config)), split(lambda: Ends(config))
 
