@@ -233,8 +233,8 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   proposed_BK = np.asarray(tree.proposed(draft))
   q_BNV, drawn_BNX = np.ones(draft.q_BKV.shape), np.full((B, K, K), -1)
   for number in range(K):
-    q_BV, drawn_BX = window.draws.get(number - 1, (q_BNV[:, 0, :0], None))
-    if q_BV.shape[1] == q_BNV.shape[2]:  # ids: else it draws something else
+    q_BV, drawn_BX = window.draws.get(number - 1, (np.zeros((B, 0)), tokens_BK))
+    if q_BV.shape[1] == q_BNV.shape[-1]:  # ids: else it draws something else
       q_BNV[:, number] = q_BV
       drawn_BNX[:, number, : drawn_BX.shape[1]] = drawn_BX[:, :K]
   compared, rows_B, chain = 0, np.arange(B), draft.parents_BK is None
