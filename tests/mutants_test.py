@@ -88,6 +88,19 @@ def test_a_tree_that_fails_by_itself_is_refused():
     run.run([ACCEPT._replace(tests=(node,))])
 
 
+def test_a_bug_without_tests_is_tried_with_those_of_its_file():
+  of = lambda path: run.choose(seeded.Mutant('bug', 0, '', path, '', '', ()))
+  assert of('specdec_jax/pool.py')[:2] == (
+    'tests/pool_test.py',
+    'tests/bench/steady_test.py',
+  )
+  assert of('specdec_jax/serve/page.html') == ('tests/page_test.py',)
+  # What promises_test imports imports it.
+  mirror, *others = of('specdec_jax/certify/steps.py')
+  assert mirror == 'tests/certify/steps_test.py'
+  assert 'tests/certify/promises_test.py' in others
+
+
 def test_unknown_names_are_refused():
   message = r"'accept with <': no seeded bug .* near are \['accept with <='"
   with pytest.raises(ValueError, match=message):

@@ -5,8 +5,10 @@ are copies of one copy: the tree may be edited meanwhile. All share a folder of
 compiled programs: what a bug does not change is not compiled again.
 """
 
+import ast
 import concurrent.futures
 import difflib
+import functools
 import os
 import pathlib
 import re
@@ -78,6 +80,51 @@ def chosen(
   return [table[name] for name in names or table]
 
 
+def choose(mutant: Mutant) -> tuple[str, ...]:
+  """The test files for a mutant that names no test, the likeliest first.
+
+  The one that mirrors its file, those that import it, and four of those that
+  import what imports it; those of its folder first, then shorter ones.
+  """
+  dotted = mutant.path.removesuffix('.py').replace('/', '.')
+  first = {dotted} | {x for x, of in _imports('specdec_jax') if dotted in of}
+  own, near, far = [], [], []
+  for name, of in _imports('tests'):
+    leaf = name.rpartition('.')[2].removesuffix('_test')
+    if not name.endswith('_test'):
+      continue
+    if leaf in dotted.split('.')[-2:]:  # its module's, or its folder's
+      own.append(name)
+    elif dotted in of:
+      near.append(name)
+    elif first & of:
+      far.append(name)
+  path = lambda name: name.replace('.', '/') + '.py'
+  folder = 'tests' + dotted.removeprefix('specdec_jax').rpartition('.')[0]
+  order = lambda name: (
+    name.rpartition('.')[0] != folder,
+    (ROOT / path(name)).stat().st_size,
+  )
+  chain = own, sorted(near, key=order), sorted(far, key=order)[:4]
+  return tuple(path(name) for names in chain for name in names)
+
+
+@functools.cache
+def _imports(folder: str) -> list[tuple[str, frozenset[str]]]:
+  """(module, the modules that it imports) of all files of a folder, dotted."""
+  out = []
+  for path in sorted((ROOT / folder).rglob('*.py')):
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.ImportFrom):
+        found |= {f'{node.module}.{x.name}' for x in node.names}
+      elif isinstance(node, ast.Import):
+        found |= {x.name for x in node.names}
+    name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    out.append((name, frozenset(found)))
+  return out
+
+
 def baseline(mutants: Sequence[Mutant], settings: Settings) -> None:
   """Runs every named test on the tree as it is.
 
@@ -113,9 +160,15 @@ def all_of(mutants: Sequence[Mutant], settings: Settings) -> Iterator[Outcome]:
 
 
 def outcome(mutant: Mutant, settings: Settings) -> Outcome:
-  """Runs the tests that the mutant names, until one fails."""
+  """Runs the tests that the mutant names, else those chosen, until one fails.
+
+  A chosen test that fails without the mutant too says nothing: unrunnable.
+  """
   began = time.monotonic()
-  seen = _run(mutant, mutant.tests, settings)
+  seen = _run(mutant, mutant.tests or choose(mutant), settings)
+  if not mutant.tests and seen.test and seen.verdict == 'killed':
+    if _run(None, (seen.test,), settings).verdict != 'SURVIVED':
+      seen = seen._replace(verdict='unrunnable')
   seconds = round(time.monotonic() - began, 1)
   return Outcome(mutant.name, mutant.failure, seen.verdict, seen.test, seconds)
 
@@ -157,7 +210,7 @@ def _pytest(tree, tests, settings: Settings) -> tuple[int, str]:
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0',
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='-1',
   )
-  environment.pop('PYTHONPATH', None)  # -m puts the copy first
+  environment['PYTHONPATH'] = str(tree)  # for programs that tests start, too
   command = [sys.executable, '-m', 'pytest', '-x', '-q', '-rfE', '--tb=short']
   command += ['-m', 'not slow', '-p', 'no:cacheprovider']
   # By a thread: a signal waits for compiled loops, which may be endless.

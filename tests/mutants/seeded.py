@@ -10,7 +10,8 @@ bugs/*.txt hold them, each as a small patch under the file that it is for:
   > tests/verify/window_test.py::test_u_zero_rejects_what_the_target_excludes
 
 [8] is the failure's row in the project's list of failure modes, 0 if it is not
-there. The text after - occurs in the file once; > are tests that should fail.
+there. The text after - occurs in the file once; > are tests that should fail. A
+bug that names none is tried with those that scripts/mutants.py chooses.
 """
 
 import pathlib
