@@ -245,7 +245,8 @@ def surroundings(error: ValueError | OSError) -> str:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 'the reader of its output has ended'
   why, file = error.strerror or str(error), error.filename
-  if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+  full = errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG
+  if error.errno in full:
     return f'{file}: {why}' if file else why
   if not isinstance(file, str | bytes | os.PathLike):
     return ''

@@ -46,7 +46,9 @@ def test_a_mistake_of_the_program_keeps_its_traceback(named):
   assert not program.surroundings(ConnectionError(errno.ECONNRESET, 'reset'))
 
 
-@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+@pytest.mark.parametrize(
+  'number', [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG]
+)
 def test_a_full_disk_is_never_the_programs_mistake(named, number):
   why = os.strerror(number)
   assert program.surroundings(OSError(number, why)) == why

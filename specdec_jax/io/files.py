@@ -1,5 +1,6 @@
 """Local files: atomic writes, JSON, digests and the cache folder."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -112,10 +113,22 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
     content = f'{content}\n'.encode()
   part = path.with_name(f'{path.name}.{os.getpid()}.part')
   try:
-    part.write_bytes(content)
-    os.replace(part, path)
+    with naming(path):
+      part.write_bytes(content)
+      os.replace(part, path)
   finally:
     part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+  """An OSError names this file if it names none: those of writing do not."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno and not error.filename:
+      error.filename = os.fspath(path)
+    raise
 
 
 def sweep(folder: pathlib.Path) -> None:

@@ -155,7 +155,7 @@ def write(
   parts = (left[i : i + size] for i in range(0, len(left), size))
   found = (pair for part in parts for pair in _answers(run, part))
   name = path if hosts.is_first() else os.devnull
-  with open(name, 'a', encoding='utf-8') as file:
+  with files.naming(name), open(name, 'a', encoding='utf-8') as file:
     for prompt, answers in printing.track(found, title, len(left)):
       file.write(_line(run, prompt, answers))
       file.flush()

@@ -1,9 +1,14 @@
 """Files that are written whole."""
 
+import contextlib
+import errno
 import io
+import os
+import resource
 
 import pytest
 
+from specdec_jax import program
 from specdec_jax.io import files
 
 
@@ -21,6 +26,33 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     files.write(path, 'new')
   assert path.read_text() == 'old\n'
   assert sorted(x.name for x in tmp_path.iterdir()) == ['a.md', 'a.png']
+
+
+@contextlib.contextmanager
+def small_files():
+  """Under a limit of 9 bytes a file, as `ulimit -f` sets one."""
+  before = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (9, before[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_that_may_not_grow_is_named(tmp_path):
+  """Whether it is written at once or line by line, and closed after that."""
+  for name in ('whole', 'lines'):
+    path, text = tmp_path / name, 'longer than nine bytes'
+    with small_files(), pytest.raises(OSError) as found:
+      if name == 'whole':
+        files.write(path, text)
+      else:
+        with files.naming(path), open(path, 'a') as file:
+          file.write(text)
+          file.flush()
+    said = program.surroundings(found.value)
+    assert said == f'{path}: {os.strerror(errno.EFBIG)}'
+  assert [x.name for x in tmp_path.iterdir()] == ['lines']
 
 
 class Counted(io.BytesIO):
