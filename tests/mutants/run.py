@@ -257,6 +257,7 @@ def run(
     copy(tree)
     for mutant in mutants:  # say so before hours of work, not after
       mutated(mutant, (tree / mutant.path).read_text())
+    _imports('tests'), _imports('specdec_jax')  # threads may not parse
     settings = Settings(tree, compiled, **changes)
     baseline(mutants, settings)
     outcomes = {x.name: x for x in track(all_of(mutants, settings))}
