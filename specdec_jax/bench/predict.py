@@ -290,6 +290,7 @@ def improvement(
   found, once_G = counted(outputs, plain), np.ones(len(outputs))
   tokens = float(_tokens(found, once_G))
   value = float(gain(arm, calibration, found, once_G))
+  again = [gain(arm, x, found, once_G) for x in calibration.repeats]
   ends = interval(value, arm, calibration, found, batches)
   summary = metrics.summary(metrics.join(outputs))
   return records.Prediction(
@@ -299,6 +300,7 @@ def improvement(
     low=ends.low,
     high=ends.high,
     by_size=by_size(arm, calibration, summary, _shares(found, once_G), value),
+    by_repeat=[float(x) for x in again],
   )
 
 

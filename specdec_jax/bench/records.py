@@ -12,6 +12,9 @@ from specdec_jax.bench import intervals
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import distance as distance_lib
 
+# Measured over explained, of a result that its own parts do not contradict.
+AGREE = 0.85, 1.2
+
 # What a rule reproduces of plain decoding.
 Promised = Literal['tokens', 'distribution', 'nothing']
 
@@ -96,6 +99,7 @@ class Prediction(NamedTuple):
   low, high: its 90 % interval for other prompts; None if not known.
   by_size: improvement of this window and, estimated, of smaller ones, by the
     gamma of a chain, the nodes of a tree's levels, or 'best:N'.
+  by_repeat: improvement by each repeat of the calibration.
   """
 
   tokens: float
@@ -104,6 +108,7 @@ class Prediction(NamedTuple):
   low: float | None
   high: float | None
   by_size: dict[str, float] = {}
+  by_repeat: Sequence[float] = ()
 
 
 # --- texts -------------------------------------------------------------------

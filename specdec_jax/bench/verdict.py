@@ -205,7 +205,22 @@ def _about(best: Row, doc: records.Document) -> list[str]:
     )
   if x.outcome != 'win':
     out.append(f'  {_why([best])}')
+  if doubt := _doubt(best):
+    out.append(f'  Its parts contradict this result: {doubt}. Run it again.')
   return out + _of_prediction(best)
+
+
+def contradiction(measured: float, explained: float) -> str:
+  """Where the parts of a run contradict its result: by how much; else ''."""
+  (low, high), found = records.AGREE, round(measured / explained, 2)
+  if low <= found <= high:
+    return ''
+  return f'measured over explained is {found:.2f}, outside {low} to {high}'
+
+
+def _doubt(x: Row) -> str:
+  assert x.improvement.value and x.explained
+  return contradiction(x.improvement.value, x.explained.improvement)
 
 
 def _times(x: intervals.Interval) -> str:
@@ -298,8 +313,21 @@ def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   name = max(sizes, key=sizes.__getitem__, default='')
   if name and name not in [*sizes][-1:] and (tree or int(name) not in tried):
     what = f"the tree '{name}'" if tree else f'gamma {name}'
+    doubt = _doubt(best) or _unsteady(model)
     text += (
-      f' Try {what}: by the cost model {sizes[name]:.2f}x, this one '
-      f'{model.improvement:.2f}x.'
+      f' No other size is named: {doubt}.'
+      if doubt
+      else (
+        f' Try {what}: by the cost model {sizes[name]:.2f}x, this one '
+        f'{model.improvement:.2f}x.'
+      )
     )
   return text
+
+
+def _unsteady(x: records.Prediction) -> str:
+  """Where repeats of the calibration disagree as much as `contradiction`."""
+  if not any(contradiction(y, x.improvement) for y in x.by_repeat):
+    return ''
+  ends = f'{min(x.by_repeat):.2f}x to {max(x.by_repeat):.2f}x'
+  return f'the repeats of the calibration disagree ({ends})'

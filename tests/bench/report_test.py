@@ -200,6 +200,50 @@ def test_what_is_said(doc, said, unsaid):
   assert unsaid not in text
 
 
+# What is measured, its model, what is said where another gamma would be named.
+@pytest.mark.parametrize(
+  'measured, model, said',
+  [
+    (0.77, BETTER, ' No other size is named: measured over explained is 0.84,'),
+    (0.79, BETTER, ' Try gamma 1: by the cost model 1.20x, this one 0.92x.'),
+    (1.10, BETTER, ' Try gamma 1: by the cost model 1.20x, this one 0.92x.'),
+    (1.12, BETTER, ' No other size is named: measured over explained is 1.22,'),
+    (0.9, BETTER._replace(by_repeat=(0.8, 1.1)), ' Try gamma 1: by the cost '),
+    (
+      0.9,
+      BETTER._replace(by_repeat=(0.9, 0.7, 1.0)),
+      ' No other size is named: the repeats of the calibration disagree '
+      '(0.70x to 1.00x).',
+    ),
+    (
+      0.9,
+      BETTER._replace(by_repeat=(0.9, 1.2)),
+      ' No other size is named: the repeats of the calibration disagree ',
+    ),
+  ],
+)
+def test_a_run_that_refutes_its_model_advises_nothing_by_it(
+  measured, model, said
+):
+  x = gain(measured, measured - 0.02, measured + 0.02)
+  doc = document([row('lm', x, explained=model)])
+  change = verdict.sentences(doc)[-1]
+  assert said in change and ('Try' in change) == ('Try' in said)
+
+
+@pytest.mark.parametrize(
+  'measured, contradicts',
+  [(0.77, '0.84'), (0.78, ''), (1.1, ''), (1.5, '1.64')],
+)
+def test_a_result_that_its_parts_contradict_says_so(measured, contradicts):
+  x = gain(measured, measured - 0.01, measured + 0.01)
+  text = '\n'.join(verdict.sentences(document([row('lm', x)])))
+  told = 'Its parts contradict this result: measured over explained is '
+  assert (told in text) == bool(contradicts)
+  if contradicts:
+    assert f'{told}{contradicts}, outside 0.85 to 1.2. Run it again.' in text
+
+
 def test_too_few_prompts_or_one_batch_tell_nothing():
   few = {'judged_prompts': 5, 'batch_size': 4}
   doc = document([row('lookup', gain(9.0))], setting=few)
