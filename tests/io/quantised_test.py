@@ -167,6 +167,90 @@ def test_the_version_of_auto_round_is_its_packing():
   np.testing.assert_array_equal(x, y)
 
 
+# What convert_gptq_v2_to_v1_format_module of GPTQModel's utils/model.py takes
+# from each word of zeros, from the first on; of 3 bits before version 7 alone.
+LESS = {
+  2: [0b01010101010101010101010101010101],
+  3: [
+    0b00100100100100100100100100100100,
+    0b10010010010010010010010010010010,
+    0b01001001001001001001001001001001,
+  ],
+  4: [0b00010001000100010001000100010001],
+  8: [0b00000001000000010000000100000001],
+}
+
+
+def packed(codes, bits):
+  """Codes [rows, count] as words, the first in the lowest bits."""
+  each = (codes[..., None] >> np.arange(bits) & 1).astype(np.uint8)
+  flat = each.reshape(len(codes), -1)
+  return np.packbits(flat, -1, bitorder='little').view(np.uint32)
+
+
+def of_zeros(bits, sym=False):
+  """(zeros [4, 32], among them each 0 to the last, all in the middle if sym;
+  function(words of them) -> parts; what those say), with g_idx."""
+  rng = np.random.default_rng(bits)
+  zeros = rng.integers(0, 1 << bits, (4, 32))
+  zeros[0], zeros[1, :3], zeros[2, ::3] = 0, (0, 0, (1 << bits) - 1), 0
+  zeros = np.full_like(zeros, 1 << (bits - 1)) if sym else zeros
+  codes = rng.integers(0, 1 << bits, (32, 64))
+  scale = np.full((4, 32), 0.5, np.float16)
+
+  def parts(words):
+    return dict(
+      qweight=('I32', packed(codes, bits).T.view(np.int32)),
+      qzeros=('I32', words.view(np.int32)),
+      scales=('F16', scale),
+      g_idx=('I32', np.arange(64, dtype=np.int32) // 16),
+    )
+
+  return zeros, parts, 0.5 * (codes - zeros.T.repeat(16, 1))
+
+
+@pytest.mark.parametrize('bits', LESS)
+@pytest.mark.parametrize('sym', [False, True, None])
+@pytest.mark.parametrize(
+  'by, words',
+  [
+    (None, False),
+    (dict(quantizer=['auto_gptq:0.7.1']), False),
+    (dict(quantizer=['gptqmodel:2.2.0']), True),
+    (dict(quantizer='gptqmodel:1.4.1-dev'), True),
+    (dict(quantizer=['optimum:1.24.0', 'gptqmodel:6.0.3']), True),
+    (dict(damp_percent=0.05, quantizer=['gptqmodel:7.0.0']), 'not 3'),
+    (dict(quantizer=['gptqmodel:12.1.0'], group=3), 'not 3'),
+  ],
+)
+def test_zeros_are_lessened_by_words_where_gptqmodel_did(bits, sym, by, words):
+  """Its words borrow from one code to the next; others mend each by itself."""
+  zeros, parts, want = of_zeros(bits, sym is not False)
+  full, less = (1 << bits) - 1, np.array(LESS[bits], np.uint32)
+  by_words = words and (bits != 3 or words is True)
+  stored = packed(zeros, bits) - np.resize(less, bits)
+  stored = stored if by_words else packed(zeros - 1 & full, bits)
+  settings = dict(quant_method='gptq', bits=bits, sym=sym, meta=by)
+  found = opened(settings, parts(stored)).get('x.weight')
+  np.testing.assert_array_equal(found, want)
+  # Without a name the data of symmetric ones tell.
+  if sym is not False:
+    own = opened(dict(settings, meta=None), parts(stored)).get('x.weight')
+    np.testing.assert_array_equal(own, want)
+
+
+@pytest.mark.parametrize('bits', LESS)
+@pytest.mark.parametrize('key', ['format', 'checkpoint_format'])
+def test_zeros_of_version_2_are_as_they_are_stored(bits, key):
+  """Whoever wrote them, and whichever key says so."""
+  zeros, parts, want = of_zeros(bits)
+  for by in (None, dict(quantizer=['gptqmodel:2.2.0'])):
+    settings = dict(quant_method='gptq', bits=bits, sym=False, meta=by)
+    settings[key] = 'gptq_v2'
+    found = opened(settings, parts(packed(zeros, bits))).get('x.weight')
+    np.testing.assert_array_equal(found, want)
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize('family', sorted({x.split(':')[0] for x in CASES}))
 def test_the_packages_still_write_the_golden_files(family):

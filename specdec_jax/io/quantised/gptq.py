@@ -6,6 +6,7 @@ qzeros [groups, out * bits / 32] those of a row; scales [groups, out]. g_idx
 """
 
 import math
+import re
 
 import numpy as np
 
@@ -37,31 +38,43 @@ def plan(m: form.Module) -> form.Plan:
 
   def read() -> form.Form:
     codes = form.unpack(m.get('qweight').T, bits)[:, :I]
-    stored = form.unpack(m.get('qzeros'), bits)[:, :O].T
     return form.Form(
       codes if order is None else codes[:, order],
       m.floats('scales').T,
       (1, group),
-      zero=(stored + _first(m, stored, bits)) & ((1 << bits) - 1),
+      zero=_zeros(m, bits, O),
     )
 
   kind, parts = f'GPTQ {bits}-bit', ('qweight', 'qzeros', 'scales', 'g_idx')
   return form.integers(kind, (O, I), parts, read, bits, group, order)
 
 
-def _first(m: form.Module, stored: np.ndarray, bits: int) -> int:
-  """What a stored 0 stands for: 1 in version 1, 0 in version 2.
+def _zeros(m: form.Module, bits: int, O: int) -> np.ndarray:
+  """The zeros [O, groups], of which version 1 stores each less 1.
 
-  Some files state the other version. The data of symmetric ones tell: their
-  zeros are all in the middle.
+  GPTQModel takes one number from each word, so that a zero of 0 borrows from
+  the next one. Some files state the other version. The data of symmetric ones
+  tell: their zeros are all in the middle.
   """
-  middle, sym = 1 << (bits - 1), m.settings.get('sym')
-  low, high = int(stored.min()), int(stored.max())
-  if sym is not False and low == high and low in (middle - 1, middle):
-    return middle - low
+  words, settings = m.get('qzeros').view(np.uint32), m.settings
+  # A 1 for each code of three words; of 3 bits GPTQModel has them backwards.
+  ones = sum(1 << i for i in range(0, 96, bits))
+  each = np.array([ones >> i & 0xFFFFFFFF for i in (64, 32, 0)], np.uint32)
+  more = words + np.resize(each, words.shape[1])
+  stored, whole = (form.unpack(x, bits)[:, :O].T for x in (words, more))
+  one = (stored + 1) & ((1 << bits) - 1)
+  middle, sym = 1 << (bits - 1), settings.get('sym')
+  if sym is not False:
+    for zeros in (stored, one, whole):
+      if (zeros == middle).all():
+        return zeros
   if sym:
     m.refuse(
-      f'symmetric, but its zeros are {low} to {high}; allowed are all '
-      f'{middle - 1} (version 1), or all {middle} (version 2)'
+      f'symmetric, but its zeros are {stored.min()} to {stored.max()}; allowed '
+      f'are all {middle - 1} (version 1), or all {middle} (version 2)'
     )
-  return 0 if m.settings.get('checkpoint_format') == 'gptq_v2' else 1
+  if settings.get('checkpoint_format') == 'gptq_v2':
+    return stored
+  made_by = re.search(r'gptqmodel\W*(\d*)', str(settings.get('meta')))
+  # Since version 7 it treats 3 bits code by code.
+  return whole if made_by and (bits != 3 or int(made_by[1] or 0) < 7) else one

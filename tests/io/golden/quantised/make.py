@@ -75,7 +75,11 @@ def scales(*shape):
 
 
 def gptq():
-  """Version 1 and 2, symmetric or not, mixed inputs, and false labels."""
+  """Version 1 and 2, symmetric or not, mixed inputs, and false labels.
+
+  Zeros are lessened code by code here, as GPTQModel itself does not: those that
+  are lessened by words are in quantised_test.py.
+  """
   O, I, g = 32, 64, 16
   out = {}
   idle = types.SimpleNamespace(debug=print, info=print, warn=print)
