@@ -112,13 +112,9 @@ class Tokenizer:
 
     Without a template, each turn is a line 'Role: content'.
 
-    messages: each with strings 'role' and 'content'.
+    messages: as chat_template.texts takes them.
     """
-    for m in messages:
-      if not all(isinstance(m.get(x), str) for x in ('role', 'content')):
-        raise ValueError(
-          f"message {fields.short(m)}: needs strings 'role' and 'content'"
-        )
+    messages = chat_template.texts(messages)
     if self.chat_template is None:
       if not self.source.startswith('random:'):
         logging.log_first_n(

@@ -154,10 +154,12 @@ def test_templates_render_as_in_transformers(template, wanted):
     dict(role='user', content='hi'),
     dict(role='assistant', content='yo'),
   ]
+  # All that is said, behind it: a message without a trace is refused.
+  template += '{% for m in messages %}{{ m.content }}{% endfor %}'
   t = dataclasses.replace(
     tokenizer.from_bytes(512, 'x'), chat_template=template
   )
-  assert t.chat(messages) == wanted
+  assert t.chat(messages) == f'{wanted}hiyo'
 
 
 def chatting(template, **changes):
@@ -296,3 +298,93 @@ def test_folder_without_a_tokenizer(tmp_path):
   (tmp_path / 'tokenizer.json').write_text('{"model": 3}')
   with pytest.raises(ValueError, match='tokenizer.json: not a tokenizer'):
     tokenizer.from_folder(tmp_path, 'here')
+
+
+TURN = '<{{ m.role }}>{{ m.content }}'
+
+
+def of(*roles, other=''):
+  """A template that writes turns of these roles, and `other` for the others."""
+  head = f'{{% for m in messages %}}{{% if m.role in {[*roles]} %}}'
+  return f'{head}{TURN}{{% else %}}{other}{{% endif %}}{{% endfor %}}.'
+
+
+def written(template, *pairs):
+  """What a template writes of (role, content) pairs."""
+  t = dataclasses.replace(
+    tokenizer.from_bytes(512, 'x'), chat_template=template
+  )
+  return t.chat([dict(role=x, content=y) for x, y in pairs])
+
+
+@pytest.mark.parametrize(
+  'template, wanted',
+  [
+    # As Qwen 2.5, which passes over others; as Gemma, which refuses them.
+    (of('system', 'user'), 'system'),
+    (of('system', 'user', other="{{ raise_exception('a') }}"), 'system'),
+    (of('system', 'user', 'developer'), 'developer'),
+    (of('developer', 'user'), 'developer'),
+  ],
+)
+def test_a_developer_is_the_system_where_no_template_knows_one(
+  template, wanted
+):
+  found = written(template, ('developer', 'Be brief.'), ('user', 'hi'))
+  assert found == f'<{wanted}>Be brief.<user>hi.'
+
+
+@pytest.mark.parametrize(
+  'template, roles, lost',
+  [
+    (of('user'), ('user', 'tool'), 'tool'),
+    (of('user'), ('developer', 'user'), 'system'),
+    # The first of two systems, and all but the last turn.
+    (
+      '{% set n = namespace(s="") %}{% for m in messages %}{% if m.role == '
+      "'system' %}{% set n.s = m.content %}{% endif %}{% endfor %}{{ n.s }}"
+      '{{ messages[-1].content }}',
+      ('system', 'system', 'user'),
+      'system',
+    ),
+    ('{{ messages[-1].content }}', ('user', 'assistant', 'user'), 'user'),
+  ],
+)
+def test_a_message_of_which_nothing_is_written_is_refused(
+  template, roles, lost
+):
+  said = f"x: its chat template writes nothing of a message of role '{lost}'"
+  with pytest.raises(ValueError, match=said):
+    written(template, *[(x, 'same') for x in roles])
+
+
+def test_what_a_template_changes_of_a_message_is_a_trace():
+  """As Qwen3, which leaves out what was thought; and an empty turn."""
+  template = (
+    '{% for m in messages %}<{{ m.role }}>'
+    "{{ m.content.split('</think>')[-1] | trim | upper }}{% endfor %}"
+  )
+  said = ('user', 'hi'), ('assistant', '<think>so</think> yo '), ('user', '')
+  assert written(template, *said) == '<user>HI<assistant>YO<user>'
+
+
+def test_parts_of_a_content_are_one_text():
+  t = dataclasses.replace(
+    tokenizer.from_bytes(512, 'x'), chat_template=of('user', other=TURN)
+  )
+  part = lambda text: {'type': 'text', 'text': text}
+  say = lambda *contents: t.chat(
+    [dict(role='user', content=x) for x in contents]
+  )
+  assert say([part('a '), part('b')], []) == say('a b', '')
+  silent = [{'role': 'assistant'}, {'role': 'assistant', 'content': None}]
+  assert t.chat(silent) == '<assistant><assistant>.'
+  for bad, message in (
+    ([{'type': 'image_url', 'image_url': {}}], "content of type 'image_url'"),
+    ([part('a'), {'type': 'refusal', 'refusal': 'b'}], "of type 'refusal'"),
+    (['a'], "content of type 'a': this model reads text alone"),
+    ([{'type': 'text', 'text': 5}], "needs strings 'role' and 'content'"),
+    (None, "needs strings 'role' and 'content'"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      say(bad)

@@ -15,36 +15,77 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
+from specdec_jax import fields
+
 # What an expression of a template may raise.
 _ERRORS = TypeError, ValueError, ArithmeticError, LookupError, RecursionError
 
 
-def render(
-  source: str,
-  template: str,
-  messages: Sequence[Mapping[str, Any]],
-  specials: Mapping[str, str],
-) -> str:
+def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Messages with texts as contents: parts are joined, an assistant's None is
+  ''; raises ValueError where there is no text."""
+  found = []
+  for message in messages:
+    role, content = message.get('role'), message.get('content')
+    if isinstance(content, list):
+      parts = [x if isinstance(x, Mapping) else {'type': x} for x in content]
+      if bad := [y for x in parts if (y := x.get('type')) != 'text']:
+        raise ValueError(
+          f'content of type {fields.short(bad[0])}: this model reads text alone'
+        )
+      said = [x.get('text') for x in parts]
+      content = ''.join(said) if all(isinstance(x, str) for x in said) else 0
+    elif content is None and role == 'assistant':
+      content = ''
+    if not (isinstance(role, str) and isinstance(content, str)):
+      raise ValueError(
+        f"message {fields.short(message)}: needs strings 'role' and 'content'"
+      )
+    found.append({**message, 'content': content})
+  return found
+
+
+def render(source: str, template: str, messages, specials) -> str:
   """The text of a conversation, up to the start of the assistant's reply.
 
   source: whose template it is, for errors.
-  messages: with 'role', 'content' and whatever else the template reads; what is
-    None is left out.
+  messages: of `texts`, with whatever else the template reads; what is None is
+    left out. A developer's are the system's where the template knows none.
   specials: variables such as bos_token.
   """
-  given = dict(
-    messages=[
-      {key: x for key, x in message.items() if x is not None}
-      for message in messages
-    ],
-    add_generation_prompt=True,
-    tools=None,
-    documents=None,
-  )
+  write = functools.partial(_written, source, template, specials)
+  same = [
+    {**x, 'role': 'system'} if x['role'] == 'developer' else x for x in messages
+  ]
   try:
-    return _environment().from_string(template).render(specials, **given)
+    return write(messages)
+  except ValueError:
+    if same == messages:
+      raise
+    return write(same)
+
+
+def _written(source: str, template: str, specials, messages) -> str:
+  """What the template writes; raises ValueError for a message without trace."""
+  given = dict(add_generation_prompt=True, tools=None, documents=None)
+  plain = [{k: x for k, x in m.items() if x is not None} for m in messages]
+  mark = '\ue000{}\ue001'.format  # characters of no text
+  marked = [
+    x | {'content': x['content'] + mark(i)} for i, x in enumerate(plain)
+  ]
+  try:
+    write = _environment().from_string(template).render
+    text, traced = (
+      write(specials, **given, messages=x) for x in (plain, marked)
+    )
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e
+  if lost := [x for i, x in enumerate(plain) if mark(i) not in traced]:
+    raise ValueError(
+      f'{source}: its chat template writes nothing of a message of role '
+      f'{fields.short(lost[0]["role"])}: give it another role, or leave it out'
+    )
+  return text
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
