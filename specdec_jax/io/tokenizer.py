@@ -11,7 +11,6 @@ import tokenizers
 from absl import logging
 from tokenizers import decoders
 
-from specdec_jax import fields
 from specdec_jax.io import files
 from specdec_jax.io.tokens import chat_template, specials, spiece, stream
 

@@ -33,7 +33,7 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         raise ValueError(
           f'content of type {fields.short(bad[0])}: this model reads text alone'
         )
-      said = [x.get('text') for x in parts]
+      said: list[Any] = [x.get('text') for x in parts]
       content = ''.join(said) if all(isinstance(x, str) for x in said) else 0
     elif content is None and role == 'assistant':
       content = ''
