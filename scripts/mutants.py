@@ -10,11 +10,11 @@ import json
 import pathlib
 import sys
 import time
+from collections.abc import Iterator, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 import rich.console
-import rich.progress
 import rich.table
 import rich.text
 from absl import flags
@@ -44,17 +44,24 @@ def show(outcomes: list[runner.Outcome]) -> None:
   console.print(table)
 
 
+def told(
+  planted: Sequence[seeded.Mutant], outcomes
+) -> Iterator[runner.Outcome]:
+  """The outcomes, each a line of stderr when it comes."""
+  for i, x in enumerate(outcomes, 1):
+    line = f'{i} of {len(planted)}: {x.name}: {x.verdict} {x.test}'
+    print(line.rstrip(), file=sys.stderr)
+    yield x
+
+
 def run() -> bool:
   """True if every bug is killed."""
   began = time.monotonic()
   planted = runner.chosen(seeded.MUTANTS, _ONLY.value)
-  track = functools.partial(
-    rich.progress.track,
-    description='mutants',
-    total=len(planted),
-    console=rich.console.Console(stderr=True),
+  print(f'{len(planted)} bugs; their tests without them first', file=sys.stderr)
+  outcomes = runner.run(
+    planted, functools.partial(told, planted), jobs=_JOBS.value
   )
-  outcomes = runner.run(planted, track, jobs=_JOBS.value)
   show(outcomes)
   alive = [x._asdict() for x in outcomes if x.verdict not in runner.KILLED]
   killed, seconds = len(planted) - len(alive), round(time.monotonic() - began)

@@ -257,7 +257,8 @@ def run(
     copy(tree)
     for mutant in mutants:  # say so before hours of work, not after
       mutated(mutant, (tree / mutant.path).read_text())
-    _imports('tests'), _imports('specdec_jax')  # threads may not parse
+    for folder in ('tests', 'specdec_jax'):
+      _imports(folder)  # here: the parser fails in threads
     settings = Settings(tree, compiled, **changes)
     baseline(mutants, settings)
     outcomes = {x.name: x for x in track(all_of(mutants, settings))}
