@@ -12,7 +12,7 @@ from absl import logging
 from tokenizers import decoders
 
 from specdec_jax.io import files
-from specdec_jax.io.tokens import chat_template, specials, spiece, stream
+from specdec_jax.io.tokens import chat_template, specials, spiece, stream, words
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -176,11 +176,7 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
       f'{vocab}'
     )
-  # Each byte by the printable character that GPT-2's BPE has for it.
-  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  moved = [b for b in range(256) if b not in plain]
-  ids = {chr(b): b for b in plain}
-  ids |= {chr(256 + i): b for i, b in enumerate(moved)}
+  ids = words.byte_characters()
   inner = tokenizers.Tokenizer(tokenizers.models.BPE(ids, []))
   inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
     add_prefix_space=False, use_regex=False

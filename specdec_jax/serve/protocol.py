@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import api, build, completion, fields, requests
+from specdec_jax.io.tokens import stream as stream_lib
 
 # Tokens of an answer to a text where no number is given, as OpenAI has it.
 _TEXT_TOKENS = 16
@@ -23,12 +24,25 @@ _SETTINGS = {
 _NAMES = 'model', 'stream', 'stream_options', 'logprobs', *_SETTINGS
 # More, of a text and of a conversation; the first of them is what is answered.
 _OWN = ('prompt',), ('messages', 'top_logprobs')
-# The values with which what would change the distribution changes nothing.
-_OFF: dict[str, Any] = {
-  **dict.fromkeys(('frequency_penalty', 'presence_penalty', 'min_p'), 0),
-  'repetition_penalty': 1,
-  'logit_bias': {},
+# What else OpenAI and vLLM know, with the values that ask for nothing.
+_IDLE: dict[str, Any] = {
+  **dict.fromkeys(('frequency_penalty', 'presence_penalty', 'min_p'), [0]),
+  **dict.fromkeys(('repetition_penalty', 'best_of'), [1]),
+  **dict.fromkeys(('tools', 'functions'), [[]]),
+  **dict.fromkeys(('tool_choice', 'function_call'), ['none', 'auto']),
+  **dict.fromkeys(('store', 'echo'), [False]),
+  **dict.fromkeys(('audio', 'reasoning_effort', 'web_search_options'), []),
+  **dict(top_k=[-1], logit_bias=[{}], suffix=[''], verbosity=['medium']),
+  **dict(service_tier=['auto', 'default'], modalities=[['text']]),
+  'response_format': [{'type': 'text'}],
+  'stream_options.include_obfuscation': [True, False],
+  **{f'messages.{x}': [[]] for x in ('tool_calls', 'annotations')},
+  **{f'messages.{x}': [] for x in ('tool_call_id', 'function_call')},
+  **{f'messages.{x}': [] for x in ('refusal', 'audio')},
 }
+# Of these all: they are about the client, or about tools.
+_ABOUT = 'user', 'metadata', 'safety_identifier', 'parallel_tool_calls'
+_ABOUT += 'prompt_cache_key', 'prompt_cache_retention'
 
 
 class Refused(ValueError):
@@ -100,24 +114,37 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
+  def number(text: str) -> float:  # many clients write 4.0 for 4
+    found = float(text)
+    return int(found) if found.is_integer() else found
+
   try:
-    found = json.loads(body)
+    found = json.loads(body, parse_float=number)
   except (ValueError, RecursionError) as error:
     raise ValueError(f'the body is not JSON: {error}') from error
   if not isinstance(found, dict):
     raise ValueError('the body must be a JSON object, {"model": ..., ...}')
-  unset = lambda name, x: name in _OFF and x == _OFF[name]
-  return {k: x for k, x in _given(found).items() if not unset(k, x)}
+  return _asking(found)
 
 
-def _given(found: Mapping[str, Any]) -> dict[str, Any]:
-  """Without what is null, which clients send for what is not given."""
-  return {name: x for name, x in found.items() if x is not None}
+def _asking(found: Mapping[str, Any], of: str = '') -> dict[str, Any]:
+  """Without null and what else asks for nothing, which clients send."""
+  idle = lambda k, x: x is None or k in _ABOUT or x in _IDLE.get(k, ())
+  return {k: x for k, x in found.items() if not idle(of + k, x)}
+
+
+def _check(given: Mapping[str, Any], allowed: Sequence[str], of: str = ''):
+  """Raises ValueError for the first name that is not allowed."""
+  for name, x in given.items():
+    if (known := of + name) in _IDLE and name not in allowed:
+      said = fields.short(x)
+      raise ValueError(f'{known}={said}: this server does not do {known}')
+  completion.check_names(given, allowed, of)
 
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   engine, about = served.engine, _OWN[chat][0]
-  completion.check_names(given, _NAMES + _OWN[chat])
+  _check(given, _NAMES + _OWN[chat])
   if (name := given.get('model', served.name)) != served.name:
     said = fields.short(name)
     raise Refused(f'model={said}: this server has {served.name!r}', 404)
@@ -180,7 +207,9 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
   options = given.get('stream_options', {})
   if not isinstance(options, dict) or (options and not stream):
     raise ValueError('stream_options: must be an object, beside stream=true')
-  completion.check_names(options, ['include_usage'], 'stream_options.')
+  _check(
+    _asking(options, 'stream_options.'), ['include_usage'], 'stream_options.'
+  )
   return _flag(options, 'include_usage')
 
 
@@ -217,9 +246,10 @@ def _conversation(given: Any) -> list[Any]:
       f'messages={fields.short(given)}: must be a list of objects, each with '
       'role and content'
     )
-  messages = [_given(x) if isinstance(x, dict) else x for x in given]
+  of = 'messages.'
+  messages = [_asking(x, of) if isinstance(x, dict) else x for x in given]
   for message in (x for x in messages if isinstance(x, dict)):
-    completion.check_names(message, ['role', 'content'], 'messages.')
+    _check(message, ['role', 'content', 'name'], of)
   return [messages]
 
 
@@ -303,26 +333,30 @@ def logprobs(
   served: Served, asked: Asked, x: completion.Piece
 ) -> dict[str, Any]:
   """The log-probabilities of a piece, in the form of the answer."""
-  decode = served.engine.target.tokenizer.decode
-  # JSON has no number for -inf; as vLLM writes it.
-  named = lambda token, chance: (
-    decode([token], special=True),
-    max(chance, -9999.0),
-  )
-  own = list(map(named, x.tokens, x.logprobs or ()))
-  best = [y[: asked.top] for y in x.top_logprobs or [()] * len(own)]
-  top = [[named(*pair) for pair in y] for y in best]
+  tokenizer = served.engine.target.tokenizer
+
+  def entries(pairs) -> list[dict[str, Any]]:
+    """Of the tokens of one place, whose names differ where they do."""
+    ids, found = {}, []
+    for i, chance in pairs:
+      raw = stream_lib.bytes_of(tokenizer, i)
+      name = raw.decode(errors='backslashreplace')
+      if not name or ids.setdefault(name, i) != i:
+        name = f'token_id:{i}'
+      # JSON has no number for -inf; as vLLM writes it.
+      about = dict(token=name, logprob=max(chance, -9999.0))
+      found.append(about | {'bytes': [*raw] or None})
+    return found
+
+  best = [y[: asked.top] for y in x.top_logprobs or [()] * len(x.tokens)]
+  own = zip(x.tokens, x.logprobs or (), strict=True)
+  places = [entries([y, *z]) for y, z in zip(own, best, strict=True)]
   if asked.chat:
-    entry = lambda token, chance: dict(token=token, logprob=chance, bytes=None)
-    found = [
-      entry(*pair) | {'top_logprobs': [entry(*y) for y in likely]}
-      for pair, likely in zip(own, top, strict=True)
-    ]
-    return {'content': found}
+    return {'content': [y | {'top_logprobs': z} for y, *z in places]}
   return {
-    'tokens': [token for token, _ in own],
-    'token_logprobs': [chance for _, chance in own],
-    'top_logprobs': [dict(y) for y in top],
+    'tokens': [y['token'] for y, *_ in places],
+    'token_logprobs': [y['logprob'] for y, *_ in places],
+    'top_logprobs': [{y['token']: y['logprob'] for y in z} for _, *z in places],
   }
 
 

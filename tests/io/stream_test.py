@@ -173,3 +173,23 @@ def test_byte_tokens_are_together_the_text_of_all(ids, expected):
   t, ids = fallback(['▁the']), [3 + i for i in ids]
   assert stream.texts_of(t, [259], ids) == expected
   assert 'the' + ''.join(expected) == t.decode([259, *ids])
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_bytes_of_ids_are_together_those_of_the_text_they_add(kind):
+  """Alone many decode to less: without a space, or as U+FFFD."""
+  t, rng = KINDS[kind](), np.random.default_rng(0)
+  # Ids of no token, and a run of bytes that is not UTF-8, are not joined.
+  every = [i for i in range(t.size) if t.inner.id_to_token(i) is not None]
+  whole = lambda ids: t.decode([*t.encode('a')[-1:], *ids], special=True)
+  for _ in range(200):
+    ids = rng.choice(every, 6).tolist()
+    found = b''.join(stream.bytes_of(t, i) for i in ids)
+    if HALF not in (text := whole(ids)):
+      assert found.decode() == text.removeprefix(whole([]))
+  half = '😀'.encode()[:2]
+  if spelled := [t.inner.token_to_id(f'<0x{b:02X}>') for b in half]:
+    ids = t.encode('😀')[-4:-2] if None in spelled else spelled
+    if kind != 'metaspace':
+      assert b''.join(stream.bytes_of(t, i) for i in ids) == half
+  assert stream.bytes_of(t, t.size + 5) == b''

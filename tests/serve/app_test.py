@@ -555,7 +555,7 @@ def test_the_openai_client(client):
   text = made.completions.create(model=small.NAME, **TEXT, **HOW, logprobs=1)
   assert text.choices[0].text == generated(TEXT['prompt'])[0].text
   assert len(text.choices[0].logprobs.token_logprobs) == 12
-  with pytest.raises(openai.BadRequestError, match='unknown setting'):
+  with pytest.raises(openai.BadRequestError, match='does not do pres'):
     made.chat.completions.create(**how, presence_penalty=1.0)
 
 

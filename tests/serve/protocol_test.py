@@ -1,11 +1,13 @@
 """What bodies ask for, and which are refused: one sentence and a status."""
 
 import json
+import types
 
 import pytest
 
 from specdec_jax import build, completion
 from specdec_jax.serve import protocol
+from tests.io import stream_test
 from tests.serve import small
 
 USER = {'role': 'user', 'content': 'Hi'}
@@ -14,7 +16,7 @@ CHAT, TEXT = {'messages': [USER]}, {'prompt': 'Hi'}
 
 def read(body, *, plain=False, logprobs=2):
   raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-  chat = b'messages' in raw and b'prompt' not in raw
+  chat = b'messages' in raw and b'"prompt":' not in raw
   return protocol.read(raw, small.served(logprobs), chat=chat, plain=plain)
 
 
@@ -71,6 +73,46 @@ def test_forms_of_a_prompt(prompt, tokens):
   assert [x.tokens for x in read({'prompt': prompt}).items] == tokens
 
 
+NOTHING = [
+  *(dict.fromkeys((x,), 0.0) for x in ('presence_penalty', 'min_p')),
+  *({x: 'some'} for x in ('user', 'safety_identifier', 'prompt_cache_key')),
+  *({x: y} for x in ('tool_choice', 'function_call') for y in ('none', 'auto')),
+  *(dict(service_tier=x) for x in ('auto', 'default')),
+  *(dict(parallel_tool_calls=x) for x in (True, False)),
+  *({x: []} for x in ('tools', 'functions', 'stop')),
+  *({x: False} for x in ('store', 'stream')),
+  dict(metadata={'a': 'b'}), dict(logit_bias={}), dict(penalties=None),
+  dict(repetition_penalty=1.0), dict(response_format={'type': 'text'}),
+  dict(modalities=['text']), dict(verbosity='medium'), dict(top_k=-1),
+  dict(max_tokens=3.0), dict(n=1.0), dict(seed=7.0), dict(top_k=0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize('more', NOTHING)
+def test_what_asks_for_nothing_is_taken(more):
+  """The request is that without it."""
+  same = dict(max_tokens=3, seed=7)
+  for body in (TEXT, CHAT):
+    with_it, without = read(body | same | more), read(body | same)
+    assert with_it == without and with_it.each[0].new == 3
+
+
+def test_what_asks_for_nothing_in_a_message_or_a_text():
+  text = dict(best_of=1, echo=False, suffix='', logprobs=None)
+  assert read(TEXT | text | dict(seed=7)) == read(TEXT | dict(seed=7))
+  asked = TEXT | dict(stream=True, seed=7)
+  options = {'stream_options': {'include_obfuscation': False}}
+  assert read(asked | options) == read(asked)
+  said = dict(
+    role='assistant', content='b', tool_calls=[], annotations=[], refusal=None
+  )
+  plain = dict(role='assistant', content='b')
+  how = dict(max_tokens=3, seed=7)
+  chat = lambda *x: read({'messages': [USER, *x, USER], **how})
+  assert chat(said) == chat(plain)
+  assert chat(plain | {'content': None}) == chat(plain | {'content': ''})
+
+
 def guess(content):
   return TEXT | {'prediction': {'type': 'content', 'content': content}}
 
@@ -92,15 +134,17 @@ REFUSED = [
   ({}, 400, 'prompt is missing'),
   (TEXT | dict(model='gpt'), 404, "model='gpt': this server has 'tiny'"),
   (TEXT | dict(model='\ud800'), 404, 'this server has'),
-  (
-    TEXT | dict(tools=[]),
-    400,
-    "unknown setting 'tools': allowed are logprobs, ",
-  ),
+  (TEXT | dict(tool=[]), 400, "unknown setting 'tool': allowed are logprobs"),
+  (TEXT | dict(tools=[{'a': 1}]), 400, 'this server does not do tools'),
   (TEXT | {'\ud800' * 99: 1}, 400, 'unknown setting <str>'),
   (TEXT | dict(messages=[]), 400, "unknown setting 'messages'"),
-  (TEXT | dict(min_p=0.1), 400, "unknown setting 'min_p'"),
-  (TEXT | dict(logit_bias={'5': 1}), 400, "unknown setting 'logit_bias'"),
+  (TEXT | dict(min_p=0.1), 400, 'min_p=0.1: this server does not do min_p'),
+  (TEXT | dict(logit_bias={'5': 1}), 400, "logit_bias={'5': 1}: this serv"),
+  (TEXT | dict(presence_penalty=True), 400, 'does not do presence_penalty'),
+  (CHAT | dict(response_format={'type': 'json_object'}), 400, "t'}: this se"),
+  (CHAT | dict(reasoning_effort='low'), 400, 'not do reasoning_effort'),
+  (CHAT | dict(max_tokens=4.5), 400, 'max_tokens=4.5: must be'),
+  (CHAT | dict(n=float('inf')), 400, 'n=inf: must be'),
   (TEXT | dict(temperature='a'), 400, "temperature='a': must be a number"),
   (TEXT | dict(temperature=10**400), 400, 'temperature=<int>: must be a num'),
   (TEXT | dict(top_k=2**63), 400, 'top_k='),  # beside 5 it would be a float
@@ -136,11 +180,13 @@ REFUSED = [
   (dict(messages='Hi'), 400, "messages='Hi': must be a list of objects"),
   (dict(messages=[USER, 5]), 400, 'message 5: must be a dict'),
   (dict(messages=[{'role': 'user'}]), 400, "needs strings 'role' and"),
+  (dict(messages=[USER | {'a': 1}]), 400, "unknown setting 'messages.a'"),
   (
-    dict(messages=[USER | {'name': 'x'}]),
+    dict(messages=[USER | {'tool_calls': [1]}]),
     400,
-    "unknown setting 'messages.name'",
+    'messages.tool_calls=[1]: this server does not do messages.tool_calls',
   ),
+  (dict(messages=[USER | {'content': [{'type': 'a'}]}]), 400, "of type 'a'"),
   (dict(messages=[USER | {'content': 'a' * 99}]), 413, 'the prompt has '),
 ]
 
@@ -168,6 +214,43 @@ def test_log_probabilities_that_are_not_kept_are_refused():
       read(TEXT | dict(logprobs=1), logprobs=kept)
 
 
+def test_tokens_that_differ_have_names_that_do():
+  """Behind a text, as a Llama 2 joins them; bytes tell parts of one apart."""
+  words = stream_test.fallback(['▁a', 'a', ' ', '▁'])  # from id 259
+  target = types.SimpleNamespace(tokenizer=words)
+  served = types.SimpleNamespace(engine=types.SimpleNamespace(target=target))
+  every = [259, 260, 3 + ord('a'), 3 + 0xE4, 3 + 0xBD, 2, 261, 262, 999, 998]
+  likely = [(i, -float(n)) for n, i in enumerate(every)]
+  done = completion.Completion(
+    *('', [3 + ord('a'), 259], []),
+    finish_reason='stop',
+    metrics={},
+    logprobs=[-2.0, 0.0],
+    top_logprobs=[likely, likely],
+  )
+  names = (
+    ' a', 'a', 'token_id:100', '\\xe4', '\\xbd', '</s>', ' ', 'token_id:262',
+    'token_id:999', 'token_id:998',
+  )  # fmt: skip
+  text = protocol.logprobs(served, asked_of(chat=False), done)
+  assert text['tokens'] == ['a', ' a']
+  assert text['top_logprobs'][1] == {x: -float(n) for n, x in enumerate(names)}
+  # What was said has its own name, whatever else was likely.
+  own = [*names]
+  own[1:3] = 'token_id:260', 'a'
+  assert [*text['top_logprobs'][0]] == own
+  chat = protocol.logprobs(served, asked_of(chat=True), done)['content']
+  assert [x['token'] for x in chat[1]['top_logprobs']] == [*names]
+  raw = [x['bytes'] for x in chat[1]['top_logprobs']]
+  assert raw[:5] == [[32, 97], [97], [97], [0xE4], [0xBD]]
+  assert raw[-2:] == [None, None]
+
+
+def asked_of(*, chat: bool) -> protocol.Asked:
+  settings = completion.Settings()
+  return protocol.Asked(chat, [], [], settings, protocol.TOP, False, False)
+
+
 def test_an_answer_with_log_probabilities():
   served = small.served()
   top = [[(97, -0.5), (99, -1.0)], [(98, float('-inf')), (1, -2.0)]]
@@ -187,6 +270,6 @@ def test_an_answer_with_log_probabilities():
   }
   chat = read(CHAT | dict(logprobs=True, top_logprobs=1))
   first, _ = protocol.logprobs(served, chat, done)['content']
-  said = {'token': 'a', 'logprob': -0.5, 'bytes': None}
+  said = {'token': 'a', 'logprob': -0.5, 'bytes': [97]}
   assert first == said | {'top_logprobs': [said]}
   assert protocol.choice(served, read(TEXT), 0, done)['logprobs'] is None

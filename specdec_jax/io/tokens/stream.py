@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax.io.tokens import words
+
 
 class Stream:
   """The text of ids as they come, cut where a stop string is completed.
@@ -90,6 +92,23 @@ def _is_hidden(tokenizer: Any, i: int) -> bool:
     tokenizer.inner.id_to_token(i) is None
     or bool(tokenizer.decode([i], special=True))
   )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def bytes_of(tokenizer: Any, i: int) -> bytes:
+  """What an id adds to a text that goes on; b'' of one without text.
+
+  Alone it may decode to less: without its space, or as U+FFFD.
+  """
+  inner, before = tokenizer.inner, tokenizer.encode('a')[-1:]
+  token, known = inner.id_to_token(i) or '', words.byte_characters()
+  if i in run_bytes(tokenizer):
+    return bytes([int(token[3:5], 16)])
+  if inner.decoder and inner.decoder.decode(['\u0120']) == ' ':
+    whole = all(x in known for x in token)
+    return bytes(known[x] for x in token) if whole else token.encode()
+  text = tokenizer.decode([*before, i], special=True)
+  return text[len(tokenizer.decode(before, special=True)) :].encode()
 
 
 def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:

@@ -13,6 +13,14 @@ _CASED = '|'.join(
 TEKKEN = rf'{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{CUT}'
 
 
+def byte_characters() -> dict[str, int]:
+  """Each byte by the printable character that GPT-2's BPE has for it."""
+  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+  moved = [b for b in range(256) if b not in plain]
+  found = {chr(b): b for b in plain}
+  return found | {chr(256 + i): b for i, b in enumerate(moved)}
+
+
 def split(*words: str) -> list[pre_tokenizers.PreTokenizer]:
   """The steps that cut by these patterns, one after another."""
   cut = lambda x: pre_tokenizers.Split(tokenizers.Regex(x), 'isolated')
