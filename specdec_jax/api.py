@@ -50,8 +50,7 @@ def generate(
     target: the model whose distribution the output follows.
     prompts: texts, lists of token ids, or conversations: lists of messages,
       each a dict with 'role' ('system', 'user', 'assistant') and 'content'.
-      They are sources, if target has an encoder. A text or a conversation may
-      stand alone.
+      They are sources, if target has an encoder. One may stand alone.
     draft: None (plain decoding), a loaded model, a drafter's name or Settings,
       a types.Drafter or Method, or the path of your own, 'file.py:make'
       (docs/your_own_drafter.md).
@@ -59,8 +58,8 @@ def generate(
     gamma: tokens drafted before each pass of the target (None: 4, or what your
       own drafter was made for).
     draft_options: settings of a drafter that draft names, by name.
-    **options: the fields of Settings; those of completion.EACH may be lists,
-      with a value for each prompt, which for stop and stop_ids is a list.
+    **options: the fields of completion.Settings; those of completion.EACH may
+      be lists, with a value a prompt, which for stop and stop_ids is a list.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.
@@ -87,8 +86,7 @@ def stream(
     prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
-    **asked: draft, rule, gamma, draft_options and options, as in generate; not
-      n, and no record.
+    **asked: as in generate, but n and record.
 
   Yields:
     A Piece for each window. Text waits while a later token may still change it
@@ -113,8 +111,6 @@ def check_cache(
   target: build.LanguageModel, prompts: Any, *, proposals: bool = True, **asked
 ) -> None:
   """Decodes as generate would, slowly, and checks every cache on the way.
-
-  Takes what generate takes.
 
   proposals: also compare what the drafter proposes with what a fresh one would;
     False for a drafter that learns as it decodes.
@@ -176,7 +172,8 @@ def _listed(prompts: Any) -> list[Any]:
   found = None if isinstance(prompts, Set) else requests.listed(prompts)
   if found is None:
     return [prompts]
-  return [found] if requests.is_chat(found) else found
+  ids = found and all(map(requests.is_id, found))
+  return [found] if ids or requests.is_chat(found) else found
 
 
 def items_of(
@@ -398,3 +395,6 @@ def _told(info: types.Info, row: int, new: slice) -> tuple[Any, ...]:
   # Copies: the next step is donated these arrays.
   cut = lambda x_BL: np.array(np.asarray(x_BL)[row, new])
   return jax.tree.map(cut, info.of_tokens)
+
+
+completion.show(generate, stream, check_cache)

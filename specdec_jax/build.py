@@ -205,13 +205,12 @@ def _rule(text: str) -> types.Rule:
     found, number = own.named('rule', path[1]), path[2]
     name = path[1].rpartition(':')[2]
   else:
-    names = ', '.join(
+    forms = (
       x if isinstance(r, types.Rule) else f'{x}:NUMBER'
       for x, r in sorted(RULES.items())
     )
-    raise ValueError(
-      f"rule={text}: allowed are {names}, 'file.py:name', or a types.Rule"
-    )
+    names = fields.choices(name, forms)
+    raise ValueError(f"rule={text}: {names}, 'file.py:name', or a types.Rule")
   why = f'{name} takes no number'
   if isinstance(found, types.Rule):
     if not number:

@@ -1,8 +1,9 @@
 """What one asks for and what one gets: Settings, Completion, Piece, Reader."""
 
 import dataclasses
+import inspect
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,18 @@ EACH = (
 
 # Samples of a prompt, at most.
 SAMPLES = 1 << 12
+
+# Our words for what other libraries ask for.
+_WORDS = {
+  'max_new_tokens': 'max_tokens max_completion_tokens max_length n_predict',
+  'temperature': 'do_sample',
+  'n': 'num_return_sequences num_samples best_of',
+  'stop': 'stop_strings stop_sequences',
+  'stop_ids': 'eos_token_id stop_token_ids',
+  'logprobs': 'top_logprobs output_scores',
+  'draft': 'assistant_model draft_model speculative_model',
+  'gamma': 'num_assistant_tokens num_speculative_tokens num_draft_tokens',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +127,9 @@ def settings(options: dict[str, Any]) -> Settings:
   """
   allowed = [field.name for field in dataclasses.fields(Settings)]
   for name in (x for x in options if x not in allowed):
+    for ours, theirs in _WORDS.items():
+      if name in theirs.split():
+        raise ValueError(f'unknown setting {name!r}: here it is {ours}')
     rows = table.DRAFTERS.items()
     if owners := [x for x, row in rows if hasattr(row.Settings, name)]:
       raise ValueError(
@@ -124,13 +140,28 @@ def settings(options: dict[str, Any]) -> Settings:
   return Settings(**options)
 
 
+def show(*functions: Callable[..., Any]) -> None:
+  """Lets help() show what **options of these are, with what the first takes."""
+  kind, hidden = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+  every = [
+    inspect.Parameter(x.name, kind, default=x.default, annotation=x.type)
+    for x in dataclasses.fields(Settings)
+  ]
+  first = inspect.signature(functions[0]).parameters.values()
+  for function in functions:
+    found = inspect.signature(function)
+    own = {n: x for n, x in found.parameters.items() if x.kind != hidden}
+    more = [*(x for x in first if x.kind == kind and x.name not in own), *every]
+    whole = found.replace(parameters=[*own.values(), *more])
+    vars(function)['__signature__'] = whole
+
+
 def check_names(given: Iterable[str], allowed: Sequence[str], of: str = ''):
   """Raises ValueError for the first name, of a prefix, that is not allowed."""
   for name in given:
     if name not in allowed:
-      listed = ', '.join(sorted(allowed))
-      said = fields.short(of + name)
-      raise ValueError(f'unknown setting {said}: allowed are {listed}')
+      said = fields.short(of + name), fields.choices(name, sorted(allowed))
+      raise ValueError(f'unknown setting {said[0]}: {said[1]}')
 
 
 def each(options: dict[str, Any], prompts: int) -> list[Settings]:

@@ -10,12 +10,13 @@ A config has a section for each such class; `parse` turns it into dataclasses.
 """
 
 import dataclasses
+import difflib
 import operator
 import os
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Annotation -> what to call a value, and two of them in a tuple.
@@ -108,6 +109,17 @@ def short(value: Any) -> str:
   return text if len(text) <= 60 else f'<{type(value).__name__}>'
 
 
+def choices(given: Any, known: Iterable[Any]) -> str:
+  """Which names are allowed, the one that was perhaps meant first."""
+  names = [str(x) or "''" for x in known]
+  # Of 'lenient:NUMBER' the name alone.
+  near = [x.partition(':')[0] for x in names]
+  text = given.lower() if isinstance(given, str) else ''
+  near = difflib.get_close_matches(text, near, 1)
+  meant = f'did you mean {near[0]}? ' if near else ''
+  return f'{meant}allowed are {", ".join(names) or "none"}'
+
+
 def check_needed(settings: Any) -> None:
   """Raises ValueError if a field that was declared `needed` is empty."""
   for field in dataclasses.fields(settings):
@@ -130,8 +142,8 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
   for name, value in values.items():
     if name not in known:
       raise ValueError(
-        f'{section}.{name}={short(value)}: no such setting; allowed are '
-        f'{", ".join(known) or "none"}'
+        f'{section}.{name}={short(value)}: no such setting; '
+        f'{choices(name, known)}'
       )
   for name, field in known.items():
     if field.default is dataclasses.MISSING and name not in values:
@@ -158,7 +170,8 @@ def parse_sections(
   """
   if set(config) != set(sections):
     raise ValueError(
-      f'config sections {sorted(config)}: want {sorted(sections)}'
+      f'config sections {sorted(config)}: want {sorted(sections)}; is it '
+      "another program's?"
     )
   return {
     name: make(kind, name, config[name]) for name, kind in sections.items()
@@ -186,7 +199,7 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
   want = ', '.join(x for x in (f'must be {want}', ' and '.join(bounds)) if x)
   if allowed := about['allowed']:
     good = good and value in allowed
-    want = 'allowed are ' + ', '.join(str(x) or "''" for x in allowed)
+    want = choices(value, allowed)
   if not good:
     given = f'{field.name}={short(value)}'
     raise ValueError(f'{given}: {want}{_help(field)}')

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import importlib.metadata
 import io
+import itertools
 import logging
 import os
 import pathlib
@@ -23,6 +24,7 @@ import jax  # noqa: E402
 from absl import app, flags  # noqa: E402
 from ml_collections import config_flags  # noqa: E402
 
+from specdec_jax import fields  # noqa: E402
 from specdec_jax import hosts as hosts_lib  # noqa: E402
 
 flags.disclaim_key_flags()  # those defined here are the program's: --help
@@ -103,7 +105,7 @@ def launch(
 
   def main(argv):
     if len(argv) > 1 and not positional:
-      _refuse(f'unexpected argument {argv[1]!r}')
+      _refuse(f'unexpected argument {argv[1]!r}: want --NAME=VALUE, see --help')
     if isinstance(sys.stdout, io.TextIOWrapper):
       sys.stdout.reconfigure(errors='backslashreplace')  # no lost results
     for name in ('xla_bridge', 'distributed'):  # on what is missing
@@ -191,7 +193,7 @@ def _check_config(path: str) -> None:
   path: of the config, unless --config names another.
   """
   options = sys.argv[1:]
-  for option, following in zip(options, [*options[1:], ''], strict=True):
+  for option, following in itertools.pairwise([*options, '']):
     if given := re.fullmatch('--?config(=.*)?', option):
       path = given[1][1:] if given[1] else following
   file, _, argument = path.partition(':')
@@ -209,9 +211,10 @@ def _check_config(path: str) -> None:
       continue
     where, known = 'config', config
     for key in option.partition('=')[0].split('.')[1:]:
-      names = [*known] if hasattr(known, 'keys') else ['no keys']
+      names = [*known] if hasattr(known, 'keys') else []
       if key not in names:
-        _refuse(f'{where}.{key}: no such key; {where} has {", ".join(names)}')
+        names = fields.choices(key, names)
+        _refuse(f'{where}.{key}: no such key in {where}; {names}')
       where, known = f'{where}.{key}', known[key]
 
 
@@ -222,7 +225,7 @@ def _parse(argv: list[str]) -> list[str]:
   except (flags.Error, ValueError) as error:
     while error.args and isinstance(error.args[0], Exception):
       error = error.args[0]
-    _refuse(' '.join(str(error).split()))
+    _refuse(f'{" ".join(str(error).split())}; --help lists all')
 
 
 def _refuse(sentence: str) -> NoReturn:

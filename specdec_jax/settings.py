@@ -16,7 +16,10 @@ DTYPES = ('float32', 'bfloat16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Target(fields.Checked):
-  source: str = fields.setting(needed='a model, such as hf:org/name')
+  source: str = fields.setting(
+    needed='a model, as in --config.target.source=hf:org/name, or try '
+    '--config=configs/pair.py:tiny'
+  )
   dtype: str = fields.setting(
     allowed=convert.DTYPES,
     help='stored: as the file has them; int8, int4: matrices as integers',

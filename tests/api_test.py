@@ -1,6 +1,8 @@
 """The Python API on a random model: what users call, and what it refuses."""
 
 import dataclasses
+import inspect
+import pydoc
 
 import jax
 import jax.numpy as jnp
@@ -194,8 +196,22 @@ GENERATE = [
     'the prediction has 513 tokens, the context holds 512: shorten it',
   ),
   (dict(request=1), "unknown setting 'request'"),
-  (dict(temperatur=1.0), "unknown setting 'temperatur': allowed are .*, n,"),
+  (
+    dict(temperatur=1.0),
+    "unknown setting 'temperatur': did you mean temperature. ",
+  ),
   (dict(min_p=0.5), "unknown setting 'min_p': allowed are"),
+  (dict(top_n=5), "unknown setting 'top_n': did you mean top_"),
+  (dict(max_tokens=5), "unknown setting 'max_tokens': here it is max_new_toke"),
+  (dict(do_sample=True), 'here it is temperature'),
+  (dict(assistant_model=1), "unknown setting 'assistant_model': here it is dr"),
+  (dict(draft='eagel'), "draft='eagel': did you mean eagle. allowed are lm, "),
+  (dict(draft='EAGLE'), "draft='EAGLE': did you mean eagle. allowed are lm, "),
+  (dict(rule='typicall:1'), 'rule=typicall:1: did you mean typical. allowed'),
+  (
+    dict(draft='lookup', draft_options=dict(minmatch=2)),
+    'lookup.minmatch=2: no such setting; did you mean min_match. allowed are',
+  ),
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
   (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
   (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\): allowed are'),
@@ -204,7 +220,7 @@ GENERATE = [
     r"draft=Source\('random:tiny'\): allowed are .*, a loaded model",
   ),
   (dict(target='random:tiny'), "target='random:tiny': must be a loaded model"),
-  (dict(prompts=[1, 2, 3]), r'prompt 1: must be a text, a list .*\[\[1, 2'),
+  (dict(prompts=[1, 2.5]), r'prompt 1: must be a text, a list .*\[\[1, 2'),
   (dict(prompts=[b'Hello']), "prompt b'Hello': must be a text, a list"),
   (dict(prompts={'a', 'b'}), 'prompt {.*}: must be a text'),
   (dict(prompts=CHAT), 'has no chat template: .* or messages'),
@@ -224,7 +240,7 @@ STREAM = [
 ]
 LOAD = [
   (dict(source=None), 'source=None: must be a text or a path, as in hf:org'),
-  (dict(dtype='float16'), "dtype='float16': allowed are float32, bfloat16"),
+  (dict(dtype='float16'), "dtype='float16': .*allowed are float32, bfloa"),
   (
     dict(source='tests.your_own_model_test:make', dtype='int8'),
     "a model of your own has no mesh, no integers .* give dtype='float32'",
@@ -254,6 +270,30 @@ def test_a_slip_is_one_clear_error(target, function, changes, message):
   with pytest.raises(ValueError, match=message) as error:
     getattr(specdec_jax, function)(**arguments | changes)
   assert len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize('listed', [list, tuple, np.array, jnp.array, iter])
+def test_ids_of_one_prompt_may_stand_alone(target, plain, listed):
+  out = specdec_jax.generate(target, listed(PROMPTS[0]), **COMMON)
+  assert [x.tokens for x in out] == [plain[0].tokens]
+
+
+@pytest.mark.parametrize('name', ['generate', 'stream', 'check_cache'])
+def test_a_notebook_shows_every_option_with_its_default(name):
+  function = getattr(specdec_jax, name)
+  shown = inspect.signature(function).parameters
+  own = {x.name: x.default for x in dataclasses.fields(completion.Settings)}
+  first = dict(draft=None, rule='reject', gamma=None, draft_options=None)
+  assert {n: shown[n].default for n in first | own} == first | own
+  assert not [x for x in shown.values() if x.kind is x.VAR_KEYWORD]
+  assert 'max_new_tokens: int | None = 128' in pydoc.render_doc(function)
+
+
+def test_words_of_other_libraries_name_ours():
+  ours = {*inspect.signature(specdec_jax.generate).parameters}
+  theirs = ' '.join(completion._WORDS.values()).split()
+  assert {*completion._WORDS} <= ours and not {*theirs} & ours
+  assert len({*theirs}) == len(theirs)
 
 
 def test_numbers_of_numpy_and_jax_are_numbers(target, plain):

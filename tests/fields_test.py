@@ -36,12 +36,13 @@ class Settings:
     (dict(decay=float('nan')), 'run.decay=nan: must be a number, more than 0'),
     (dict(decay=10**400), 'run.decay=<int>: must be a number, more than 0 and'),
     (dict(dtype='int4'), "run.dtype='int4': allowed are float32, ''"),
+    (dict(dtype='Float3'), "'Float3': did you mean float32? allowed are f"),
     (dict(layers=(0, -1)), 'run.layers=-1: must be a whole number, at least 0'),
     (dict(layers=3), 'run.layers=3: must be a tuple of single values, as in'),
     (dict(layers=('1,2',)), 'as in "(2, 4)"'),
     (dict(resume=1), 'run.resume=1: must be True or False'),
     (dict(path=3), 'run.path=3: must be a text or a path'),
-    (dict(step=1), 'run.step=1: no such setting; allowed are steps, decay,'),
+    (dict(step=1), 'no such setting; did you mean steps? allowed are steps, d'),
   ],
 )
 def test_a_bad_value_is_named(changes, message):

@@ -91,12 +91,15 @@ def test_help_names_the_config_and_where_its_keys_are():
 @pytest.mark.parametrize(
   'options, message',
   [
-    (['--config.decode.gama=2'], '.decode.gama: no such key; config.decode ha'),
-    (['--noconfig.bench.chatt'], '.bench.chatt: no such key; config.bench has'),
-    (['--config.benc.chat=1'], 'config.benc: no such key; config has adaptive'),
+    (['--config.decode.gama=2'], 'config.decode; did you mean gammas? allo'),
+    (['--noconfig.bench.chatt'], 'config.bench; did you mean chat? allowed'),
+    (
+      ['--config.benc.chat=1'],
+      'config.benc: no such key in config; did you me',
+    ),
     (
       ['--config=configs/pair.py:tiny', '--config.decode.gammas.x=1'],
-      'config.decode.gammas.x: no such key; config.decode.gammas has no keys',
+      'gammas.x: no such key in config.decode.gammas; allowed are none',
     ),
   ],
 )

@@ -10,7 +10,7 @@ import jax
 import rich.padding
 import rich.text
 
-from specdec_jax import decode, machine, printing
+from specdec_jax import decode, fields, machine, printing
 from specdec_jax.bench import tables
 from specdec_jax.certify import (
   base,
@@ -185,7 +185,7 @@ def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
   names = [promise.name for promise in PROMISES]
   for name in only:
     if name not in names:
-      raise ValueError(f'only={name!r}: allowed are {", ".join(names)}')
+      raise ValueError(f'only={name!r}: {fields.choices(name, names)}')
   if only:
     return [promise for promise in PROMISES if promise.name in only]
   return [x for x in PROMISES if not supplied or set(supplied) & set(x.about)]

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import fields
+
 Array = jax.Array
 Divergence = Callable[[Array, Array], Array]
 
@@ -76,7 +78,7 @@ def divergence_of(name: str) -> Divergence:
     if kind == 'jensen_shannon' and 0 < float(beta) < 1:
       return functools.partial(jensen_shannon, beta=float(beta))
   raise ValueError(
-    f'divergence={name!r}: allowed are {", ".join(DIVERGENCES)}, and '
+    f'divergence={name!r}: {fields.choices(name, DIVERGENCES)}, and '
     'jensen_shannon:BETA with BETA between 0 and 1'
   )
 

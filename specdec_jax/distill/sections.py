@@ -60,14 +60,15 @@ class Student(fields.Checked):
     super().__post_init__()
     for name in _WITHOUT[self.kind]:
       if value := getattr(self, name):
-        raise ValueError(f'{name}={value!r}: of no {self.kind}; leave it empty')
+        empty = type(value)()
+        raise ValueError(f'{name}={value!r}: of no {self.kind}; give {empty!r}')
     if self.kind != 'lm':
       return
     given = [x for x in ('size', 'layers', 'source') if getattr(self, x)]
     if len(given) != 1:
       raise ValueError(
-        f'{" and ".join(given) or "nothing"} given for an lm: give one of size '
-        '(from random weights), layers (of the teacher), source (a model)'
+        f'kind=lm: has {" and ".join(given) or "nothing"}; give it one of size '
+        '(random weights), layers (of the teacher), source (a model)'
       )
     if self.source and self.share:
       raise ValueError(

@@ -44,10 +44,9 @@ DRAFTERS: dict[str, Any] = {
   'adaptive': adaptive,
 }
 DRAFTS = (
-  f'{", ".join(map(repr, DRAFTERS))}, Settings of one, a loaded model, a '
-  'types.Drafter, a Method of drafters.method, a function make(target, *, '
-  "gamma, chunk) of one of these two, the path of any, as 'file.py:make', or "
-  'None'
+  'Settings of one, a loaded model, a types.Drafter, a Method of '
+  'drafters.method, a function make(target, *, gamma, chunk) of one of these '
+  "two, the path of any, as 'file.py:make', or None"
 )
 # The path of something of the user's, and what follows a further colon.
 PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
@@ -84,7 +83,8 @@ def draft_of(draft: Any, what: str = 'draft') -> Any:
       f'{text!r}) or eagle.Settings({text!r}), or to specdec_jax.load'
     )
   takes = f'; {own.signature(draft)}' if callable(draft) else ''
-  raise ValueError(f'{given}: allowed are {DRAFTS}{takes}')
+  names = fields.choices(draft, DRAFTERS)
+  raise ValueError(f'{given}: {names}, {DRAFTS}{takes}')
 
 
 @functools.cache  # one function, so that what it makes is compiled once
@@ -158,7 +158,7 @@ def _checked(name: str, settings: Any) -> Any:
   what, inner = f'{name}.drafter', settings.drafter
   if inner is None or name_of(inner) and name_of(inner) not in allowed:
     raise ValueError(
-      f'{what}={fields.short(inner)}: allowed are {", ".join(allowed)}, or a '
+      f'{what}={fields.short(inner)}: {fields.choices(inner, allowed)}, or a '
       'draft of your own'
     )
   return dataclasses.replace(settings, drafter=draft_of(inner, what))

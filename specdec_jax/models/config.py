@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax import fields
 from specdec_jax.models.rope import Divided, RopeScaling, Scaling
 
 
@@ -122,11 +123,8 @@ class LMConfig:
         f'heads={self.heads} must be a multiple of kv_heads={self.kv_heads}'
       )
     for name, allowed in ALLOWED.items():
-      if getattr(self, name) not in allowed:
-        raise ValueError(
-          f'{name}={getattr(self, name)!r}: allowed are '
-          f'{", ".join(map(repr, allowed))}'
-        )
+      if (given := getattr(self, name)) not in allowed:
+        raise ValueError(f'{name}={given!r}: {fields.choices(given, allowed)}')
     assert not self.run.packed or self.dtype != 'float64'
     assert self.windows and min(self.windows) >= 0 and self.rotated
     table, pairs = self.rope_scaling, self.head_dim // 2
@@ -312,7 +310,7 @@ SIZES['t5_tiny'] = _t5_1_1(2, 64, 4, 128, head_dim=16, vocab=512)
 def sized(name: str, **changes) -> LMConfig:
   """The LMConfig of a size in SIZES, with changes, those of an encoder too."""
   if name not in SIZES:
-    raise ValueError(f'size {name!r} is not one of {sorted(SIZES)}')
+    raise ValueError(f'size {name!r}: {fields.choices(name, sorted(SIZES))}')
   found = LMConfig(**(SIZES[name] | changes))
   encoder = found.encoder and dataclasses.replace(found.encoder, **changes)
   return dataclasses.replace(found, encoder=encoder)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import types
+from specdec_jax import fields, types
 from specdec_jax.kernels import pages
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, weights
@@ -150,5 +150,5 @@ def dtype_of(x: Any) -> str:
   """A model's dtype by its name, or given as jax.numpy.bfloat16."""
   name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
   if name not in DTYPES:
-    raise ValueError(f'dtype={x!r}: allowed are {", ".join(DTYPES)}')
+    raise ValueError(f'dtype={x!r}: {fields.choices(x, DTYPES)}')
   return name

@@ -149,7 +149,7 @@ def test_unknown_size_and_key():
       ('lm,lookup',),
       r"""methods=\('lm,lookup',\): must be a tuple .*"\('one', 'two'\)" """,
     ),
-    ('decode', 'rule', 'rejct', 'rule=rejct: allowed are'),
+    ('decode', 'rule', 'rejct', 'rule=rejct: did you mean reject. allow'),
     ('target', 'source', '', 'target.source'),
     ('draft', 'source', '', 'draft.source is empty'),
     (

@@ -13,6 +13,7 @@ from specdec_jax.drafters import dflash
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import export
 from specdec_jax.io.published import dflash_folder, eagle_folder
+from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 from tests.distill import runs
 from tests.drafters import dflash_test
@@ -66,6 +67,18 @@ def test_what_is_saved_is_read_bit_for_bit(tmp_path, name):
   assert want.keys() == have.keys()
   for key, x in want.items():
     np.testing.assert_array_equal(have[key], x)
+
+
+@pytest.mark.parametrize('kind', ['eagle3', 'dflash'])
+def test_taps_that_nobody_gave_are_layers_of_the_teacher(kind):
+  student, found = runs.settings(student=dict(kind=kind)).student, {}
+  for depth in range(1, 41):
+    c = dataclasses.replace(model_config.sized('tiny'), depth=depth)
+    taps = found[depth] = eagle_student.published(student, c).taps
+    assert taps == tuple(sorted({*taps} & {*range(depth)}))
+    assert len(taps) == min(depth, 3)
+  # EAGLE-3's of Llama 3.1 8B, counted from 1: 2, 16, 29.
+  assert found[32] == (1, 15, 28) and found[2] == (0, 1)
 
 
 @pytest.mark.parity

@@ -20,10 +20,13 @@ DFLASH = 'student.kind=dflash student.layers=(0,1) '
 # Of configs/distill.py.
 SETTINGS = [
   ('teacher.source=', 'teacher.source is empty: give a model'),
-  ('student.kind=lm student.taps=()', 'nothing given for an lm'),
+  (
+    'student.kind=lm student.taps=()',
+    'student.kind=lm: has nothing; give it one',
+  ),
   (SIZE + 'student.taps=(1,)', r'taps=\(1,\): of no lm'),
   (LM + 'student.source=x', 'of a source has its own embedding .* share=False'),
-  ('student.kind=medusa', r'vocabulary=256: of no medusa; leave'),
+  ('student.kind=medusa', r'vocabulary=256: of no medusa; give 0'),
   (MEDUSA + 'loss.unroll=1', 'loss.unroll=1: the heads .* judge.gamma=2 at le'),
   ('student.kind=mtp data.completions=mixed', 'mtp learns from features'),
   (TEXT, 'questions come without answers'),
@@ -46,8 +49,8 @@ def test_settings(changes, why):
 OPENED = [
   ('mesh.data=2 data.held_out=9', 'data.held_out=9: mesh.data=2 has'),
   (
-    'student.kind=eagle3',
-    r'student.taps=\(1, 0, -2\): needs layers of the teacher, 0 to 1',
+    'student.kind=eagle3 student.taps=(1,0)',
+    r'student.taps=\(1, 0\): needs layers of the teacher, 0 to 1',
   ),
   (
     DFLASH + 'student.layers=(2,) student.taps=(1,)',
