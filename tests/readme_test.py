@@ -1,11 +1,17 @@
 """The README's code runs and prints what it shows; pages name what exists."""
 
+import ast
+import contextlib
+import dataclasses
 import importlib
+import inspect
 import pathlib
 import re
+import textwrap
 
 import pytest
 
+import specdec_jax
 from specdec_jax.certify import certificate
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -40,6 +46,58 @@ def test_the_rule_of_ones_own_runs():
   text = (ROOT / 'docs/your_own_drafter.md').read_text()
   blocks = re.findall(r'```python\n(.*?)```', text, re.S)
   exec(next(b for b in blocks if "types.Rule('agree'" in b), {})
+
+
+def python_of(text: str) -> list[str]:
+  """The blocks of a page, fenced or indented, that are Python."""
+  found = re.findall(r'```python\n(.*?)```', text, re.S)
+  rest = re.sub(r'```.*?```', '', text, flags=re.S)
+  for block in re.findall(r'(?:^    .*\n(?:\n(?=    ))?)+', rest, re.M):
+    with contextlib.suppress(SyntaxError):
+      code = ast.parse(textwrap.dedent(block))
+      if any(isinstance(x, ast.Call | ast.Import) for x in ast.walk(code)):
+        found.append(ast.unparse(code))
+  return found
+
+
+def misnamed(code: str) -> list[str]:
+  """The calls of this package in code that it would refuse for a name."""
+  made, out = {'specdec_jax': specdec_jax}, []
+  for node in ast.walk(ast.parse(code)):
+    if isinstance(node, ast.Import | ast.ImportFrom):
+      with contextlib.suppress(ModuleNotFoundError):  # of another package
+        exec(ast.unparse(node), made)
+    if not isinstance(node, ast.Call) or 'specdec_jax' not in code:
+      continue
+    called = ast.unparse(node.func)
+    known = made.get(called.partition('.')[0])
+    if not getattr(known, '__name__', '').startswith('specdec_jax'):
+      continue
+    given = {x.arg: x.value for x in node.keywords if x.arg}
+    options = given.get('draft_options')
+    if options is not None:
+      draft = specdec_jax.DRAFTERS[ast.literal_eval(given['draft'])]
+      fields = {x.name for x in dataclasses.fields(draft.Settings)}
+      own = ast.literal_eval(options)
+      out += [f'{called} draft_options {x}' for x in own if x not in fields]
+    try:
+      function = eval(called, made)
+      inspect.signature(function).bind_partial(*node.args, **given)
+    except (AttributeError, TypeError) as error:
+      out.append(f'{called}: {error}')
+  return out
+
+
+def test_a_misnamed_option_in_code_is_seen():
+  code = """    specdec_jax.generate(target, 'a', max_tokens=5)
+    specdec_jax.generates(target)
+    specdec_jax.generate(target, 'a', draft='lookup', draft_options={'x': 1})
+  """
+  found = [x for block in python_of(code) for x in misnamed(block)]
+  assert [x.split()[0] for x in found] == [
+    *('specdec_jax.generate:', 'specdec_jax.generates:'),
+    'specdec_jax.generate',
+  ]
 
 
 def anchors(page: pathlib.Path) -> set[str]:
@@ -94,7 +152,9 @@ PAGES = [
 def test_every_path_and_option_of_a_page_exists(page):
   text = (ROOT / page).read_text()
   assert not broken(ROOT / page, text)
-  assert not unknown(text) or page == 'LOG.md'  # which is of older commits
+  wrong = [x for code in python_of(text) for x in misnamed(code)]
+  # LOG.md is of older commits.
+  assert not (unknown(text) or wrong) or page == 'LOG.md', wrong
 
 
 def test_an_option_that_is_not_there_is_seen():

@@ -1,5 +1,6 @@
 """docs/your_own_drafter.md: its code runs as printed, and is certified."""
 
+import inspect
 import json
 import os
 import pathlib
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 import specdec_jax
+from specdec_jax import types
 from specdec_jax.certify import certificate, load
 
 pytestmark = pytest.mark.more
@@ -41,8 +43,22 @@ def run(folder, *command):
 
 
 def test_trained_heads_are_loaded_and_accepted(folder):
+  """Of 5 at most; heads of answers without their prompts have 1.8."""
   done = run(folder, 'use.py')
-  assert float(done.stdout) > 1.5, done.stderr
+  assert float(done.stdout) > 4, done.stderr
+
+
+def test_the_page_has_the_three_signatures():
+  made = {}
+  exec(compile(HEADS.partition('if __name__')[0], 'heads.py', 'exec'), made)
+  drafter = made['drafter'](gamma=2, tap=0)
+  for name in ('init', 'propose', 'commit'):
+    (said,) = re.findall(rf'^\| `{name}\((.*?)\)` \|', PAGE, re.M)
+    plain = lambda x: re.sub('(_[A-Z]+)?$', '', x)
+    own = inspect.signature(getattr(drafter, name)).parameters
+    assert [*map(plain, said.split(', '))] == [*map(plain, own)], name
+    (docs,) = re.findall(rf'  {name}\((.*?)\)', str(types.Drafter.__doc__))
+    assert [*map(plain, docs.split(', '))] == [*map(plain, own)], name
 
 
 def test_heads_of_another_target_are_refused(folder, monkeypatch):
