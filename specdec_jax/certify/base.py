@@ -338,15 +338,21 @@ def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
 
 @functools.cache
 def ragged(drafter: types.Drafter) -> types.Drafter:
-  """The same drafter, proposing 0 to gamma tokens: as committed ones say."""
+  """The same drafter, capped at 0 to gamma tokens: as committed ones say.
+
+  It is told the cap, as by a request or a drafter around it. Of texts of 10
+  tokens and more six windows in a row may draft nothing: they are read later.
+  """
 
   def propose(weights, state, context, noise, target_cache):
-    draft, *rest = drafter.propose(weights, state, context, noise, target_cache)
-    last_B1 = context.lengths_B[:, None] - 1
+    lengths_B, most = context.lengths_B, drafter.gamma + 1
+    last_B1 = lengths_B[:, None] - 1
     last_B = jnp.take_along_axis(context.tokens_BL, last_B1, 1)[:, 0]
-    count_B = (5 * context.lengths_B + last_B) % (drafter.gamma + 1)
-    count_B = jnp.minimum(count_B, draft.count_B)
-    return draft._replace(count_B=count_B), *rest
+    cap_B = jnp.where((lengths_B - 10) % 16 < 6, 0, 5 * lengths_B + last_B)
+    cap_B = jnp.minimum(cap_B % most, context.gamma_B)
+    given = weights, state, context._replace(gamma_B=cap_B), noise, target_cache
+    draft, *rest = drafter.propose(*given)
+    return draft._replace(count_B=jnp.minimum(cap_B, draft.count_B)), *rest
 
   return drafter._replace(name=f'ragged {drafter.name}', propose=propose)
 

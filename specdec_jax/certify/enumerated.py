@@ -312,9 +312,8 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   every = children(world.vocab, levels or (1,) * K, rule.siblings)
   R, new = len(every), 4 * (K + 1)
   length = max(LONG_ROWS) + new + K + 2
-  request = base.make_request(
-    world, prompts, new, length=length, gamma=K, **settings
-  )
+  shape = dict(length=length, gamma=K, drafts=[K, K, 1, K, K // 2, K])
+  request = base.make_request(world, prompts, new, **shape, **settings)
   # Rows that are alike, number included, draw alike: R copies of each.
   request = base.take(request, np.repeat(np.arange(X), R))
   state, info, step = steps.begin(world, pair, request)

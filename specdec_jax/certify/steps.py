@@ -295,10 +295,10 @@ QUICK = 12  # rows
 # batch holds one of each.
 LENGTHS = (1, 2, 8, 9, 10, 16, 17, 18, 26, 33, 40, 61)
 # Of the rows, in turns: a batch mixes greedy and sampled ones.
-TEMPERATURES, TOP_K, TOP_P = (1.0, 0.7, 1.3, 0.0), (0, 4, 2), (1.0, 0.9)
+TEMPERATURES, TOP_K, TOP_P = (1.0, 0.7, 1.9, 0.0), (0, 4, 2), (1.0, 0.9, 0.5)
 SETTINGS = [
   dict(
-    temperature=TEMPERATURES[b % 4], top_k=TOP_K[b % 3], top_p=TOP_P[b // 2 % 2]
+    temperature=TEMPERATURES[b % 4], top_k=TOP_K[b % 3], top_p=TOP_P[b // 4 % 3]
   )
   for b in range(len(LENGTHS))
 ]
@@ -368,12 +368,20 @@ def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
     ]
     state, info, step = begin(world, pair, request)
     while state.live_B.any():
+      # From window to window, as of hybrid's and adaptive's drafters.
+      request.gamma_B[:] = _caps(rng, len(LENGTHS), gamma)
       new, info, window = step(state, info)
       many_q += window.reported
       many_p += check_target(tables, state, window)
       state = new
     longest = max(longest, int(state.lengths_B.max()))
   return many_q, many_p, longest
+
+
+def _caps(rng, rows: int, gamma: int) -> np.ndarray:
+  """How many drafts each row may have: gamma, or 0 to gamma, by chance."""
+  some_B = rng.integers(0, gamma + 1, rows)
+  return np.where(rng.random(rows) < 0.5, gamma, some_B)
 
 
 def check_target(tables, state, window: Window) -> int:

@@ -58,6 +58,29 @@ def beyond_sixty(draft, context):
   return flat(draft, (context.lengths_B > 60)[:, None, None])
 
 
+def hot(draft, context):
+  return flat(draft, (context.sampling.temperature_B > 1.35)[:, None, None])
+
+
+def nucleus(draft, context):
+  return flat(draft, (context.sampling.top_p_B < 0.6)[:, None, None])
+
+
+def where_capped(change):
+  """The change in rows that may draft less than gamma."""
+
+  @functools.wraps(change)
+  def change_some(draft, context):
+    capped_B = context.gamma_B < draft.tokens_BK.shape[1]
+    either = lambda one, two: jnp.where(
+      capped_B.reshape(-1, *[1] * (one.ndim - 1)), one, two
+    )
+    return jax.tree.map(either, change(draft, context), draft)
+
+  change_some.__name__ = f'capped_{change.__name__}'
+  return change_some
+
+
 def some_certain(draft, context):
   """Lawful: rows of odd length report what they drew as certain."""
   odd_B11 = (context.lengths_B % 2 == 1)[:, None, None]
@@ -81,6 +104,10 @@ CHANGES = {
     cold,
     among_greedy,
     beyond_sixty,
+    hot,
+    nucleus,
+    where_capped(faults.stale_q),
+    where_capped(faults.cut),
     some_certain,
   )
 }
@@ -133,13 +160,24 @@ def follow(name):
 
 
 @pytest.mark.more
-def test_a_right_drafter_reports_what_it_drew_from():
+def test_a_right_drafter_reports_what_it_drew_from(monkeypatch):
+  met, right = np.zeros((2, 9), int), steps.check_target
+
+  def check_target(tables, state, window):
+    greedy_B = np.array([x['temperature'] == 0 for x in steps.SETTINGS])
+    met_B = window.draft.count_B, state.live_B.astype(int)
+    np.add.at(met, (greedy_B.astype(int), met_B[0]), met_B[1])
+    return right(tables, state, window)
+
+  monkeypatch.setattr(steps, 'check_target', check_target)
   figure = follow('right')
   found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
   q, p = (int(x.replace(',', '')) for x in found.groups())
-  # All eight of each window, and the token after them; greedy rows are certain.
-  assert p % 9 == 0 and p // 9 > len(steps.LENGTHS) * steps.NEW / 9
-  assert 0.5 < q / (p // 9 * 8) < 0.8
+  # The drafts of each window and the token after them. Half of the windows are
+  # whole, the others of every length; what is certain has no q.
+  assert p == (met @ np.arange(1, 10)).sum()
+  assert 0.6 < q / (met[0] @ np.arange(9)) < 0.9
+  assert met[0].min() > 12 and 0.4 < met[0, 8] / met[0].sum() < 0.6
   assert 'rows to 157 tokens' in figure.size
 
 
@@ -158,6 +196,9 @@ def test_what_is_reported_as_certain_is_lawful():
     ('cold', 'draft 0'),
     ('among_greedy', 'draft 0'),
     ('beyond_sixty', 'draft 0'),
+    ('hot', 'draft 0'),
+    ('nucleus', 'draft 0'),
+    ('capped_stale_q', 'draft 0'),
   ],
 )
 def test_a_q_that_was_not_drawn_from_is_named(name, where):
@@ -261,6 +302,40 @@ def test_a_long_window_is_enumerated_after_long_rows():
     long_window('cut')
   with pytest.raises(base.Broken, match='mine drew draft 3 from'):
     long_window('flat_q')
+
+
+def uncapped(monkeypatch):
+  """Requests and committed tokens cap no window."""
+  right = base.make_request
+  monkeypatch.setattr(
+    base, 'make_request', lambda *x, drafts=0, **more: right(*x, **more)
+  )
+  monkeypatch.setattr(base, 'ragged', lambda drafter: drafter)
+
+
+def short_windows(name):
+  world = base.tables(3)
+  pair = base.Pair(reject.RULE, *recipe(name)(world, 2))
+  pair = pair._replace(drafter=base.ragged(pair.drafter))
+  return enumerated.windows_error(world, pair, dict(temperature=1.0))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('windows', [long_window, short_windows])
+def test_what_is_wrong_of_capped_windows_alone_is_named(windows, monkeypatch):
+  """A length that looks at its drafts: no q shows it."""
+  assert follow('capped_cut')
+  with pytest.raises(base.Broken, match='after .* (emitted|tokens) .* inst'):
+    windows('capped_cut')
+  uncapped(monkeypatch)
+  assert windows('capped_cut') < 1e-6
+
+
+@pytest.mark.more
+def test_what_is_wrong_of_capped_q_alone_is_named(monkeypatch):
+  """In long rows: with caps test_a_q_that_was_not_drawn_from names it."""
+  monkeypatch.setattr(steps, '_caps', lambda rng, rows, gamma: [gamma] * rows)
+  assert follow('capped_stale_q')
 
 
 def test_a_path_is_what_was_proposed():
