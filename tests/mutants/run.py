@@ -83,8 +83,8 @@ def chosen(
 def choose(mutant: Mutant) -> tuple[str, ...]:
   """The test files for a mutant that names no test, the likeliest first.
 
-  The one that mirrors its file, those that import it, and four of those that
-  import what imports it; those of its folder first, then shorter ones.
+  The one that mirrors its file, then four of those that import it, or else
+  what imports it; those of its folder first, then shorter ones.
   """
   dotted = mutant.path.removesuffix('.py').replace('/', '.')
   first = {dotted} | {x for x, of in _imports('specdec_jax') if dotted in of}
@@ -105,8 +105,8 @@ def choose(mutant: Mutant) -> tuple[str, ...]:
     name.rpartition('.')[0] != folder,
     (ROOT / path(name)).stat().st_size,
   )
-  chain = own, sorted(near, key=order), sorted(far, key=order)[:4]
-  return tuple(path(name) for names in chain for name in names)
+  others = [*sorted(near, key=order), *sorted(far, key=order)]
+  return tuple(path(name) for name in [*own, *others[:4]])
 
 
 @functools.cache
