@@ -235,7 +235,8 @@ GGUF_LLAMA = GGUF._replace(convert=unpermute)
 
 # Derived from the settings, or already read into them (gguf.architectures).
 HARMLESS = re.compile(
-  r'(model\.)?(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq'
+  r'(model\.)?(layers\.\d+\.self_attn\.)?'
+  r'rotary_emb\.(inv_freq|cos_cached|sin_cached)'
   r'|rope_freqs\.weight'
   r'|(transformer\.)?h\.\d+\.attn\.(masked_)?bias'  # GPT-2's causal mask
   # Copies of T5's shared embedding; an unused table of old checkpoints.
@@ -246,6 +247,10 @@ HARMLESS = re.compile(
   r'|medusa_head\..*'
   # And a MiMo's own module (io.published.eagle_folder).
   r'|model\.mtp_layers\..*'
+  # How caches and activations may be rounded, which are not.
+  r'|.+\.([qkv]|kv|prob_output|input|output)_(scale|zero_point)'
+  # Of training with rewards: it scores a text.
+  r'|v_head\.(summary\.)?(weight|bias)'
   # Of a model that sees images too; a text does not pass through them.
   r'|(model\.)?(vision_tower|multi_modal_projector)\..*'
 )
@@ -378,10 +383,9 @@ def check(
     some = lambda names: (
       f'[{", ".join(names[:12])}{", ..." * bool(names[12:])}]'
     )
-    raise ValueError(
-      f'{source}: no place for {some(unknown)}; nothing for '
-      f'{some(missing)}{advice}'
-    )
+    found = {'no place for': unknown, 'nothing for': missing}
+    what = [f'{k} {some(x)}' for k, x in found.items() if x]
+    raise ValueError(f'{source}: {"; ".join(what) or "no arrays"}{advice}')
   for name, need in needed.items():
     if tuple(stored[name]) != need:
       raise ValueError(

@@ -201,7 +201,12 @@ def without(name):
     (
       dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 3])),
       None,
-      r'it reads what layers \(0, 3\) leave, and m has 2 layers; give a draft',
+      r'it reads layers \(0, 3\), .* where m has -1 to 2; give a draft',
+    ),
+    (
+      dict(dflash_config=Z_LAB | dict(aux_hidden_state_layer_ids=[1, 4])),
+      None,
+      r'it reads layers \(1, 4\), .* where m has 0 to 3; give a draft',
     ),
     (
       dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 1, -1])),

@@ -246,7 +246,9 @@ def test_weights_that_do_not_fit_are_named(tmp_path, change, message):
   weights = tiny.arrays(c)
   # A tied head may be stored twice; transformers 4 stored frequencies.
   weights[HEAD] = weights['model.embed_tokens.weight'].copy()
-  weights['model.layers.0.self_attn.rotary_emb.inv_freq'] = np.ones(4)
+  start = 'model.layers.0.self_attn.rotary_emb.'
+  weights |= {start + x: np.ones(4) for x in ('inv_freq', 'cos_cached')}
+  weights['v_head.summary.weight'] = np.ones((1, 32))  # trl's, of rewards
   tiny.read(tiny.write_folder(tmp_path, c, 'qwen2', weights))
   change(weights)
   tiny.write_folder(tmp_path, c, 'qwen2', weights)

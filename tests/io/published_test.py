@@ -146,6 +146,19 @@ def test_the_form_of_its_authors_is_read_alike(tmp_path):
   assert same.normed_residual and 'embed' not in found
 
 
+def test_layers_that_a_target_lacks_are_named_as_the_folder_counts(tmp_path):
+  """SGLang's ids from 0, vLLM's from 1."""
+  facts, named = raw_form(*content())
+  ids = {'eagle_aux_hidden_state_layer_ids': [1, 4, 11]}
+  folder = saved(tmp_path, facts | {'eagle_config': ids}, named)
+  with pytest.raises(ValueError, match=r'\(1, 4, 11\), .* has -1 to 10; give'):
+    eagle_folder.fit(folder, '', target())
+  eagle_folder.fit(saved(tmp_path, facts | ids, named), '', target())
+  ids['eagle_aux_hidden_state_layer_ids'] = [1, 4, 12]
+  with pytest.raises(ValueError, match=r'\(1, 4, 12\), .* has 0 to 11; give'):
+    eagle_folder.fit(saved(tmp_path, facts | ids, named), '', target())
+
+
 def test_the_form_of_deepspec_is_read_alike(tmp_path):
   """Any number of taps, no d2t: a head for all ids, padding left out."""
   raw, arrays = content('qwen3_plain')
@@ -234,12 +247,13 @@ BAD = [
   ),
   (
     changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5, 12])),
-    r'it reads what layers \(1, 4, 11\) leave, and a target has 10 layers',
+    r'it reads layers \(2, 5, 12\), .* where a target has 0 to 11; give a draft',
   ),
   (
     changed(without=['fc.weight', 'lm_head.weight']),
-    r'no place for \[\]; nothing for \[fc.weight, lm_head.weight\]',
+    r'^eagle F: nothing for \[fc.weight, lm_head.weight\]$',
   ),
+  (changed(arrays={'x.y': ONES(2)}), r'^eagle F: no place for \[x.y\]$'),
   (
     changed(arrays={'fc.weight': np.full((16, 48), np.nan, 'f4')}),
     'fc.weight has 768 values that are not finite in float32; the file is dam',

@@ -495,6 +495,54 @@ def test_a_damaged_matrix_is_named(family, change, message, tmp_path):
     tiny.read(folder)
 
 
+# How caches and activations may be rounded, by the names of compressed-tensors,
+# AutoFP8, ModelOpt and Quark.
+IDLE = (
+  *(
+    'k_scale',
+    'v_scale',
+    'q_scale',
+    'kv_scale',
+    'k_zero_point',
+    'attn.v_scale',
+  ),
+  *('k_proj.k_scale', 'v_proj.v_scale', 'prob_output_scale'),
+  *('k_proj.output_scale', 'v_proj.output_zero_point', 'q_proj.input_scale'),
+)
+
+
+@pytest.mark.parametrize('family', ['fp8', 'compressed', 'gptq', 'nf4', ''])
+def test_scales_of_caches_and_activations_are_left_out(family, tmp_path):
+  """Of a model that is not quantised too: its cache alone may have been."""
+
+  def idle(weights):
+    one = np.full(1, 0.03, np.float32)
+    start = 'model.layers.1.self_attn.'
+    weights |= {start + x: one for x in IDLE}
+
+  if family:
+    make = lambda name, **how: write(tmp_path / name, family, **how)
+    found, want = make('idle', change=idle), make('without')
+  else:
+    c = tiny.config()
+    weights = tiny.arrays(c)
+    want = tiny.write_folder(tmp_path / 'without', c)
+    idle(weights)
+    found = tiny.write_folder(tmp_path / 'idle', c, weights=weights)
+    own = dict(quant_method='compressed-tensors', kv_cache_scheme={})
+    (found / 'config.json').write_text(json.dumps(stored(own)))
+  tiny.check_equal(tiny.read(found).params, tiny.read(want).params)
+
+
+@pytest.mark.parametrize('name', ['weight_scale', 'k_scales', 'qk_scale'])
+def test_other_scales_have_no_place(name, tmp_path):
+  name = f'model.layers.0.self_attn.{name}'
+  more = lambda x: x.update({name: np.ones(1, np.float32)})
+  folder = write(tmp_path / 'model', 'fp8', more)
+  with pytest.raises(ValueError, match=f'no place for .*{name}'):
+    tiny.read(folder)
+
+
 @pytest.mark.parametrize(
   'case, changes, message',
   [

@@ -17,11 +17,13 @@ class Claim(NamedTuple):
   layers: a config.json of its decoder layers.
   taps: as types.Model.apply has them.
   settings: of EagleConfig.
+  more: by how much ids of layers in its config.json are more than taps.
   """
 
   layers: dict[str, Any]
   taps: tuple[int, ...]
   settings: dict[str, Any]
+  more: int = 0
 
 
 Change = Callable[[Claim, Arrays], tuple[Claim, Arrays]]
@@ -74,7 +76,7 @@ def read_as(
 
 def _set(taps: tuple[int, ...] = (), **settings) -> Change:
   return lambda claim, arrays: (
-    Claim(claim.layers, taps or claim.taps, claim.settings | settings),
+    claim._replace(taps=taps or claim.taps, settings=claim.settings | settings),
     arrays,
   )
 

@@ -84,4 +84,4 @@ def _claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:
   layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', raw)
   layers['target_hidden_size'] = raw.get('target_hidden_size')
   settings = dict(reads='context', tap_norm='none', last_norm='fed')
-  return claims.Claim(layers, tuple(taps), settings)
+  return claims.Claim(layers, tuple(taps), settings, more=int(bool(above)))

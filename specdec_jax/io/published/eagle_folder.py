@@ -155,7 +155,7 @@ def _claim(
   if kind == 'eagle3':
     layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
     layers['target_hidden_size'] = raw.get('target_hidden_size')
-    return claims.Claim(layers, _below(raw, depth), _norms(raw))
+    return claims.Claim(layers, _below(raw, depth), _norms(raw), more=1)
   # MTP and EAGLE-1 read the target's normed state, and feed back such a one.
   if 'layers.0.token_norm.weight' in arrays:
     settings = dict(reads='joined', tap_norm='none', last_norm='fed')
@@ -167,7 +167,8 @@ def _claim(
     # the layers whose outputs are taps, as SGLang reads them.
     inner = raw.get('eagle_config') or {}
     taps = inner.get(_AUX) or _below(raw, depth)
-    return claims.Claim(llama | raw, tuple(taps), _norms(raw | inner))
+    more = int(not inner.get(_AUX))
+    return claims.Claim(llama | raw, tuple(taps), _norms(raw | inner), more)
   if kind is None and 'fc.weight' in arrays and HEAD not in arrays:
     bias = 'fc.bias' in arrays
     settings = dict(reads='bare', tap_norm='none', last_norm='none', bias=bias)
@@ -236,9 +237,11 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
         'give a draft of this target'
       )
   if len({*taps}) < len(taps) or not {*taps} <= {*range(-1, own.depth + 1)}:
+    ids, more = tuple(i + claim.more for i in taps), claim.more
     raise ValueError(
-      f'{where}: it reads what layers {taps} leave, and {label} has '
-      f'{own.depth} layers; give a draft of this target'
+      f'{where}: it reads layers {ids}, each once, by the count of its '
+      f'config.json, where {label} has {more - 1} to {own.depth + more}; give a '
+      'draft of this target'
     )
 
 

@@ -47,12 +47,10 @@ _ROUND: dict[str, dict[str, Any]] = {
   'auto_awq': dict(quant_method='awq'),
   'fp8': dict(quant_method='fp8'),
 }
-# Of activations, which are not quantised here.
-_INPUTS = 'input_scale', 'input_zero_point'
 _PARTS = re.compile(
   r'(.+)\.(qweight|qzeros|scales|g_idx|scaled_zeros|biases'
   r'|weight(_(packed|scale|scale_inv|zero_point|shape|g_idx))?|scale'
-  r'|input_scale|input_zero_point|SCB|weight_format'
+  r'|SCB|weight_format'
   r'|weight\.((nested_)?(absmax|quant_map)|quant_state\.bitsandbytes__\w+))'
 )
 
@@ -117,7 +115,7 @@ def plan(
     m = form.Module(source, name, parts, values)
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
-      for part in parts.keys() & {*found.parts, *_INPUTS}:
+      for part in parts.keys() & {*found.parts}:
         del plain[f'{name}.{part}']
       if f'{name}.weight' in plain:
         m.misfit('it is stored twice, quantised and as a weight')
