@@ -249,7 +249,9 @@ def test_layers_that_do_not_fit_are_refused(tmp_path):
   read = lambda source, path=path: draft_file.layers_for(
     path, load.load(source)
   )
-  with pytest.raises(ValueError, match='^lm .*: no place for .*; nothing for'):
+  with pytest.raises(
+    ValueError, match='^lm .*: no place for .*, relative.; train'
+  ):
     read('random:tiny')
   other = layers(tmp_path, name='other', tokenizer='another')[0]
   with pytest.raises(ValueError, match='^lm .*: made with another tokenizer'):

@@ -247,7 +247,7 @@ BAD = [
   ),
   (
     changed(dict(eagle_aux_hidden_state_layer_ids=[2, 5, 12])),
-    r'it reads layers \(2, 5, 12\), .* where a target has 0 to 11; give a draft',
+    r'it reads layers \(2, 5, 12\), .* where a target has 0 to 11; give a',
   ),
   (
     changed(without=['fc.weight', 'lm_head.weight']),

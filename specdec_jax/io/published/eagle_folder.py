@@ -240,8 +240,8 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
     ids, more = tuple(i + claim.more for i in taps), claim.more
     raise ValueError(
       f'{where}: it reads layers {ids}, each once, by the count of its '
-      f'config.json, where {label} has {more - 1} to {own.depth + more}; give a '
-      'draft of this target'
+      f'config.json, where {label} has {more - 1} to {own.depth + more}; give '
+      'a draft of this target'
     )
 
 
