@@ -111,7 +111,7 @@ def measure(
   wanted.sort(key=lambda x: names.index(x[0]))
   setting = {'asked': page.plain(asked), 'quick': _QUICK.value}
   loaded, gate = None, None
-  for name, table, folder, row in wanted:
+  for name, table, folder, row in printing.track(wanted, 'rows'):
     before = stored(folder, [name]).get(name)
     if before and not dirty and not before['machine']['dirty']:
       known = {k: before[k] for k in setting}
@@ -120,6 +120,8 @@ def measure(
     if loaded is None or loaded.row != row:
       loaded = loaded_lib.load(row, asked.gammas, _most(asked))
       gate = loaded_lib.gate(loaded)
+    told = printing.progress_console()
+    told.print(f'{table.name}: row {name}', highlight=False)
     about = machine.describe() | {'commit': head, 'dirty': dirty}
     doc = setting | {'machine': about, 'gate': gate and gate._asdict()}
     doc |= {'cells': table.measure(loaded, asked)}

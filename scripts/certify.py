@@ -7,8 +7,8 @@ python scripts/certify.py --drafter=file.py:make   # your own drafter
 python scripts/certify.py --model=file.py:make     # your own model
 python scripts/certify.py --inject-fault=help      # lists known faults
 
-docs/exactness.md lists the promises. The last line of stdout is JSON; exit
-status 1 if a promise fails, or none could be checked.
+docs/exactness.md lists the promises. Exit status 1 if a promise fails, or none
+could be checked.
 """
 
 import datetime

@@ -5,7 +5,7 @@ python scripts/check_draft.py --target=SOURCE --draft=FOLDER [--drafter=medusa]
 A folder may not say, or say wrongly, which layers its draft reads and how.
 Prints for each reading that was tried how many of the tokens of the target's
 own greedy text are a draft's first choice, for the first to the third draft of
-a window; then the reading under which the draft runs, as JSON. What is found is
+a window; then the reading under which the draft runs. What is found is
 kept in the cache folder. Exit status 1 if it is not as the draft claims.
 """
 
@@ -49,7 +49,7 @@ def run() -> bool:
     claim=found.agreed[readings.words(())],
     unigram=found.unigram,
   )
-  print(printing.compact(facts))
+  printing.result(facts, f'It is read as: {facts["reading"]}')
   return not any(found.reading)
 
 

@@ -21,7 +21,7 @@ _CHANGED = flags.DEFINE_bool(
 
 
 def run() -> bool:
-  """True; the last line of stdout has the best step's metrics as JSON."""
+  """True; prints the best step's metrics."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   settings = distillation.settings(_CONFIG.value)
   if not _WORKDIR.value:
@@ -29,7 +29,13 @@ def run() -> bool:
   figures = distillation.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
-  print(printing.compact(figures))
+  said = f'stopped at step {figures["step"]}; the same command goes on'
+  if figures['finished']:
+    said = (
+      f'{figures["draft"]}: of step {figures["step"]}, '
+      f'{figures["block_efficiency"]:.2f} tokens a pass of the target'
+    )
+  printing.result(figures, said)
   return True
 
 

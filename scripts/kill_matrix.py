@@ -35,7 +35,7 @@ _SEED = flags.DEFINE_integer('seed', 0, 'of the times at which it kills')
 
 
 def run() -> bool:
-  """True if nothing is wrong; the last line of stdout is JSON."""
+  """True if nothing is wrong."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   began = time.monotonic()
   count = 100 if _FULL.value else _KILLS.value
@@ -48,7 +48,9 @@ def run() -> bool:
       runs = kill_matrix.Runs(folder, steps)
       found = kill_matrix.kill(runs, folder / 'run', count, seed)
       doc = kill_matrix.summary(found, time.monotonic() - began)
-  print(printing.compact(doc))
+  printing.result(
+    doc, 'nothing is wrong' if doc['good'] else 'something is wrong'
+  )
   return doc['good']
 
 

@@ -19,7 +19,7 @@ import rich.table
 import rich.text
 from absl import flags
 
-from specdec_jax import machine, program
+from specdec_jax import machine, printing, program
 from specdec_jax.io import files
 from tests.mutants import run as runner
 from tests.mutants import seeded
@@ -70,7 +70,7 @@ def run() -> bool:
     seen = {x.name: x.test for x in outcomes}
     made = dict(doc, seen=seen, machine=machine.describe())
     files.write(pathlib.Path(_OUTPUT.value), json.dumps(made, indent=1))
-  print(json.dumps(doc))
+  printing.result(doc, f'{killed} of {len(planted)} bugs are killed')
   return not alive
 
 

@@ -3,7 +3,7 @@
 python scripts/ngram.py --target=SOURCE --output=FILE [--corpus=A.txt,B.txt]
 
 Without a corpus: the topics of the Python manual, part of every Python. Prints
-one line of JSON.
+how many tokens it counted.
 """
 
 import hashlib
@@ -50,7 +50,8 @@ def run() -> bool:
   }
   draft_file.write(draft_file.NGRAM, _OUTPUT.value, counts._asdict(), about)
   size = os.path.getsize(_OUTPUT.value)
-  print(printing.compact(about | {'bytes': size}))
+  said = f'{_OUTPUT.value}: counts of {about["tokens"]:,} tokens'
+  printing.result(about | {'bytes': size}, said)
   return True
 
 

@@ -5,8 +5,8 @@ python scripts/tpu_report.py --config=configs/llama3.py --topology=v5e:2x4 \
 
 Without weights and without a TPU: whether it fits, what it reads and sends, and
 a roofline estimate of the improvement; for GPUs (--topology=h100:8) by the data
-sheet alone. A mesh of 1 x 1 is all devices of the topology. The last line of
-stdout is JSON; exit status 1 if it does not fit.
+sheet alone. A mesh of 1 x 1 is all devices of the topology. Exit status 1 if it
+does not fit.
 """
 
 import os
@@ -67,7 +67,7 @@ def run() -> bool:
   )
   doc = report.make(setting)
   print(*report.lines(doc), sep='\n')
-  print(printing.compact(doc))
+  printing.result(doc)
   return doc['fits'] and (not doc['train'] or doc['train']['fits'])
 
 

@@ -21,7 +21,7 @@ _CHANGED = flags.DEFINE_bool(
 
 
 def run() -> bool:
-  """True; the last line of stdout has the best step's metrics as JSON."""
+  """True; prints the best step's metrics."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   settings = train_lm.settings(_CONFIG.value)
   if not _WORKDIR.value:
@@ -29,7 +29,13 @@ def run() -> bool:
   figures = train_lm.run(
     settings, pathlib.Path(_WORKDIR.value), changed=_CHANGED.value
   )
-  print(printing.compact(figures))
+  said = f'stopped at step {figures["step"]}; the same command goes on'
+  if figures['finished']:
+    said = (
+      f'{figures["model"]}: of step {figures["step"]}, held-out loss '
+      f'{figures["held_out_loss"]:.3f}'
+    )
+  printing.result(figures, said)
   return True
 
 

@@ -1,10 +1,11 @@
 """What a program prints: tables, progress and JSON."""
 
+import contextlib
 import json
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -28,30 +29,57 @@ def progress_console() -> rich.console.Console:
   return rich.console.Console(stderr=True, quiet=quiet, emoji=False)
 
 
+@contextlib.contextmanager
+def progress(
+  description: str, total: int, done: int = 0
+) -> Iterator[Callable[..., None]]:
+  """Yields advance(done, text=''), which shows on stderr what is left.
+
+  A bar on a terminal; elsewhere a line at once, then one at most every 15
+  seconds. The time that is left is told from the second call on: what comes
+  before the first one is compiled, too.
+  """
+  console = progress_console()
+  if console.is_terminal:
+    own = rich.progress.TextColumn('{task.fields[text]}')
+    columns = *rich.progress.Progress.get_default_columns(), own
+    with rich.progress.Progress(*columns, console=console) as bars:
+      bar = bars.add_task(description, total=total, completed=done, text='')
+      yield lambda done, text='': bars.update(bar, completed=done, text=text)
+    return
+  said, begun = time.monotonic(), None
+
+  def say(done: int, *more: str) -> None:
+    line = ', '.join([f'{description}: {done} of {total}', *filter(None, more)])
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+  def advance(done: int, text: str = '') -> None:
+    nonlocal said, begun
+    now = time.monotonic()
+    if begun is None:
+      begun = now, done
+    elif done < total and now - said >= 15:
+      said, left = now, (now - begun[0]) / (done - begun[1]) * (total - done)
+      say(done, f'{time_text(left)} left', text)
+
+  say(done)
+  yield advance
+
+
 def track(
   items: Iterable, description: str, total: int | None = None
 ) -> Iterable:
-  """Iterates over items, with the time that is left on stderr.
+  """Iterates over items, with their progress.
 
-  A bar on a terminal; elsewhere a line at most every 15 seconds, but at least
-  one. `total` is the number of items that have no length.
+  `total` is the number of items that have no length.
   """
   if total is None:
     items = list(items)
     total = len(items)
-  console = progress_console()
-  if console.is_terminal:
-    yield from rich.progress.track(items, description, total, console=console)
-    return
-  start = said = time.monotonic()
-  for done, item in enumerate(items, 1):
-    yield item
-    now = time.monotonic()
-    unsaid = done == total and said == start
-    if unsaid or (done < total and now - said >= 15):
-      said, left = now, (now - start) / done * (total - done)
-      line = f'{description}: {done} of {total}, {time_text(left)} left'
-      console.print(line, soft_wrap=True, markup=False, highlight=False)
+  with progress(description, total) as advance:
+    for done, item in enumerate(items, 1):
+      yield item
+      advance(done)
 
 
 def time_text(seconds: float) -> str:
@@ -83,3 +111,14 @@ def compact(document: Any) -> str:
     return x
 
   return json.dumps(clean(document), separators=(',', ':'), allow_nan=False)
+
+
+def result(document: Any, sentence: str = '') -> str:
+  """Prints a document as a line of JSON, which it returns; on a terminal the
+  sentence."""
+  text = compact(document)
+  if not sys.stdout.isatty():
+    print(text, flush=True)
+  elif sentence:
+    print(sentence)
+  return text

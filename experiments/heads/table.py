@@ -44,7 +44,7 @@ def run() -> bool:
   if folder is not None:
     files.write(folder / 'heads.png', render.figure(doc))
   print(text)
-  print(printing.compact(doc))
+  printing.result(doc)
   return verdict.sound(found)
 
 

@@ -61,7 +61,7 @@ def run() -> bool:
     text = render.markdown(page.plain(doc))
     page.save(folder, HERE, doc, text)
   print(text)
-  print(printing.compact(doc))
+  printing.result(doc)
   return not any(x['failed'] or x['audit'].bugs for x in doc['cells'])
 
 

@@ -155,7 +155,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
   part = page.Part(about, columns, doc['cells'])
   text = '\n'.join(page.lines(part)).rstrip()
   print(text)
-  print(printing.compact(doc))
+  printing.result(doc)
   page.save(folder, HERE, doc, text, 'pools')
 
 

@@ -49,7 +49,7 @@ def run() -> bool:
     text = render.markdown(page.plain(out))
     page.save(folder, HERE, out, text)
     print(text)
-  print(printing.compact(out))
+  printing.result(out)
   return verdict.sound(doc)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specdec_jax import pool, requests
+from specdec_jax import pool, printing, requests
 from specdec_jax.bench import budget, intervals, records, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
@@ -49,7 +49,7 @@ def measure(
     wanted = requests.Wanted(new, *asked, ends, arm.gamma)
     return timed(pools[id(arm.engine)], [(x, wanted) for x in found[g]])
 
-  for arm in arms:  # compiles
+  for arm in printing.track(arms, f'compiling for batches of {rows}'):
     run(arm, 0, 1)
   ran = {arm.name: [] for arm in arms}
   for _, g in budget.blocks(len(found), 1, clock):

@@ -67,8 +67,8 @@ def close(
   console: Console,
   path: pathlib.Path | None = None,
 ) -> None:
-  """Prints the verdict and, as the last line, the document as JSON; and writes
-  it to a path."""
+  """Prints the verdict and the document (printing.result), which it also writes
+  to a path."""
   console.print('\n[bold]Verdict[/bold]')
   for sentence in sentences:
     indent = ' ' * (2 + len(sentence) - len(sentence.lstrip()))
@@ -82,8 +82,7 @@ def close(
     console.print(text)
   console.print()
   sys.stdout.flush()
-  text = printing.compact(document)
-  print(text)
+  text = printing.result(document)
   if path and hosts.is_first():
     path.parent.mkdir(exist_ok=True)
     files.write(path, text)

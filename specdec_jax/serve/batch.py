@@ -185,7 +185,7 @@ def report(run: Run, done: Mapping[str, completion.Completion]) -> None:
     block_efficiency=metrics.ratio(tokens, calls),
     lossless=rule.lossless,
   )
-  print(printing.compact(summary))
+  printing.result(summary)
 
 
 # --- one conversation --------------------------------------------------------

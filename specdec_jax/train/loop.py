@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import rich.progress
 from absl import logging
 
 from specdec_jax import fields, hosts, machine, printing, program, types
@@ -98,7 +97,8 @@ def run(
     logs = logs_lib.Logs(workdir, first)
     stack.enter_context(contextlib.closing(logs))
     stops = stack.enter_context(program.interrupts())
-    bar = stack.enter_context(_progress(settings.steps, first))
+    bar = printing.progress('training', settings.steps, first)
+    advanced = stack.enter_context(bar)
     recorder = _Recorder(task, settings, saved, logs, score, stops)
     devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
     peak = task.flops and machine.matmul_flops(task.dtype) * len(devices)
@@ -116,7 +116,7 @@ def run(
       clocks['core_seconds'] = time.process_time() - worked
       norms = ('loss', 'gradient_norm', 'parameter_norm')
       _check_finite({name: figures[name] for name in norms}, step)
-      bar(step + 1, figures, clocks)
+      advanced(step + 1, _words(figures, clocks))
       stop = recorder.record(step + 1, state, figures, clocks)
       if stop and step + 1 < settings.steps:
         return Ended(step + 1)
@@ -222,22 +222,9 @@ def _best(
   return Ended(found.step, params, figures)
 
 
-@contextlib.contextmanager
-def _progress(steps: int, first: int):
-  """Yields bar(step, figures, clocks), which updates a progress bar."""
-  columns = (
-    *rich.progress.Progress.get_default_columns(),
-    rich.progress.TextColumn('{task.fields[text]}'),
-  )
-  console = printing.progress_console()
-  with rich.progress.Progress(*columns, console=console) as bars:
-    bar = bars.add_task('training', total=steps, completed=first, text='')
-
-    def advance(step, figures, clocks):
-      text = f'loss {figures["loss"]:.4f}'
-      alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
-      text += f'  alpha {alphas[0]:.3f}' if alphas.size else ''
-      text += f'  {clocks["tokens_per_second"]:,.0f} tok/s'
-      bars.update(bar, completed=step, text=text)
-
-    yield advance
+def _words(figures: dict[str, Any], clocks: dict[str, float]) -> str:
+  """What progress says of a step."""
+  alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
+  alpha = f'  alpha {alphas[0]:.3f}' if alphas.size else ''
+  speed = f'{clocks["tokens_per_second"]:,.0f} tok/s'
+  return f'loss {figures["loss"]:.4f}{alpha}  {speed}'

@@ -1,5 +1,8 @@
 """What fits into the minutes, without a model and without waiting."""
 
+import io
+import json
+import pathlib
 import re
 
 import numpy as np
@@ -7,7 +10,7 @@ import pytest
 
 from specdec_jax import printing, program, requests
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget, records
+from specdec_jax.bench import budget, records, tables
 from specdec_jax.bench import plan as plan_lib
 
 SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0}, 2)
@@ -183,11 +186,42 @@ def test_timing_the_parts_takes_a_tenth_of_the_time():
   assert budget.windows(slow, 2, budget.UNLIMITED)[0] == 64
 
 
+class Terminal(io.StringIO):
+  isatty = lambda self: True
+
+
+def test_a_terminal_ends_in_words_and_a_pipe_in_json(monkeypatch, tmp_path):
+  document, path = {'a': 1.0, 'b': None}, tmp_path / 'results/bench.json'
+  for kind, last in ((Terminal, 'It is so.'), (io.StringIO, '{"a":1.0,"b":nu')):
+    monkeypatch.setattr('sys.stdout', out := kind())
+    tables.close(['It is so.'], document, printing.console(), path)
+    end = out.getvalue().strip().splitlines()[-1]
+    assert end.strip().startswith(last)
+    assert json.loads(path.read_text()) == document
+    monkeypatch.setattr('sys.stdout', out := kind())
+    printing.result(document, 'It is so.')
+    assert out.getvalue().startswith(last)
+
+
+def test_no_program_prints_json_on_a_terminal():
+  root = pathlib.Path(__file__).parents[2]
+  for folder in ('scripts', 'experiments', 'specdec_jax'):
+    for path in (root / folder).rglob('*.py'):
+      code = path.read_text().replace('printing.compact', 'compact')
+      if path.name != 'printing.py':
+        assert not re.search(r'print\((compact|json\.dumps)\(', code), path
+
+
 def test_progress_in_a_log(capsys, monkeypatch):
-  now = iter([0.0, 10.0, 20.0, 30.0])
+  # The first letter takes a minute, in which something compiles.
+  now = iter([0.0, 60.0, 64.0, 68.0, 80.0, 84.0])
   monkeypatch.setattr(printing.time, 'monotonic', lambda: next(now))
-  assert list(printing.track('abc', 'letters')) == ['a', 'b', 'c']
-  assert capsys.readouterr().err == 'letters: 2 of 3, 10 s left\n'
+  assert list(printing.track('abcde', 'letters')) == [*'abcde']
+  said = ['letters: 0 of 5', 'letters: 2 of 5, 12 s left']
+  assert capsys.readouterr().err.splitlines() == [
+    *said,
+    'letters: 4 of 5, 7 s left',
+  ]
   assert [printing.time_text(x) for x in (59, 125, 7300)] == [
     *('59 s', '2 min 05 s', '2 h 01 min')
   ]
