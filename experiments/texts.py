@@ -85,7 +85,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
     return make(training_prompts.generated(most, 0, topic)), {}
   if source == 'held out':
     _, held = text.held_out(text.read(counted), _OUT)
-    pieces = text.pack(held.documents, tokenizer, PIECE)
+    pieces = text.pack(held, tokenizer, PIECE)
     order = np.random.default_rng(0).permutation(len(pieces))[:most]
     return tuple(
       prompts_lib.Prompt(str(i), tokens=tuple(pieces[i].tolist()))

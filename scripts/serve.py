@@ -34,6 +34,9 @@ _LOGPROBS = flags.DEFINE_integer(
 )
 _KEY = flags.DEFINE_string('api_key_file', '', 'file with the key of /v1')
 _RECORD = flags.DEFINE_string('record', '', 'JSONL file of answers, to train')
+_ORIGINS = flags.DEFINE_list(
+  'allowed_origins', [], 'of pages that may ask, as in http://localhost:5173'
+)
 
 
 def key() -> str:
@@ -48,6 +51,7 @@ def key() -> str:
 
 def run() -> bool:
   limits = dict(key=key(), seconds=_SECONDS.value, record=_RECORD.value)
+  limits['origins'] = _ORIGINS.value
   s = settings.settings(batch.one_method(_CONFIG.value))
   e = settings.load(s, tokens=_ROWS.value * _LENGTH.value)
   engine = settings.first(e, measure=False)

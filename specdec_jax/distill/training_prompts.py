@@ -50,7 +50,7 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
       return prompts
     kept = found[data.held_out :][: data.prompts]
     return prompts._replace(texts=_pairs(data, target, corpus, kept))
-  rows = text.pack(corpus.documents, target.tokenizer, data.length)
+  rows = text.pack(corpus, target.tokenizer, data.length)
   if len(rows) < count:
     raise ValueError(
       f'data.prompts={data.prompts} and held_out={data.held_out}: '

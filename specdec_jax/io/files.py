@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -105,6 +106,27 @@ def torn(file: Any) -> bytes:
     file.seek(at)
     found = file.read(size) + found
   return found.rpartition(b'\n')[-1]
+
+
+def open_lines(path: str) -> io.FileIO:
+  """Opens the file to add lines; cuts off what is half of one, after a kill.
+
+  A last line that is whole is given its end.
+
+  Raises:
+    ValueError: what would be cut off is none of a record.
+  """
+  # Not buffered: an answer that was given is in the file.
+  file = open(path, 'ab+', buffering=0)
+  part, size = torn(file), file.seek(0, io.SEEK_END)
+  if not b'{"'.startswith(part[:2]):
+    raise ValueError(f'record {path}: its last line is no text: name another')
+  try:
+    json.loads(part)
+    file.write(b'\n')
+  except ValueError:
+    file.truncate(size - len(part))
+  return file
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

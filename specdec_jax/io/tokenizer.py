@@ -1,6 +1,7 @@
 """Text <-> ids, streaming, chat templates, and the comparison of tokenizers."""
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -84,6 +85,17 @@ class Tokenizer:
       list(map(int, ids)), skip_special_tokens=not special
     )
 
+  def spell(self, ids: Sequence[int]) -> str:
+    """Their text with special tokens; encode gives them back if it can."""
+    added = self.inner.get_added_tokens_decoder()
+    is_special = lambda i: i in added and added[i].special
+    parts = [[*x] for _, x in itertools.groupby(ids, is_special)]
+    whole = self.decode(ids, special=True)
+    # Encoders may put a space behind each special token, which decoders leave
+    # out before a text alone.
+    apart = ''.join(self.decode(x, special=True) for x in parts)
+    return apart if self.encode(apart) == [*ids] else whole
+
   def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
     """The tokenizer of a model with this many ids.
 
@@ -135,6 +147,7 @@ class Tokenizer:
         out[i] = token
     return out
 
+  @functools.lru_cache(maxsize=8)  # noqa: B019, of few tokenizers
   def fingerprint(self) -> str:
     """SHA-256 over all that check_same compares."""
     content = json.dumps([self.tokens(), _own_specials(self)])

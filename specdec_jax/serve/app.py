@@ -4,20 +4,20 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import io
 import json
 import math
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any
 
 import prometheus_client
 import uvicorn
-from starlette import applications, requests, responses, routing
+from starlette import applications, exceptions, requests, responses, routing
+from starlette.middleware import cors
 
-from specdec_jax import build, completion, pool, show
+from specdec_jax import build, completion, pool, printing, show
 from specdec_jax.io import files
 from specdec_jax.serve import meters as meters_lib
 from specdec_jax.serve import protocol
@@ -35,7 +35,9 @@ class Server:
     record: str = '',
     key: str = '',
     seconds: float = 600.0,
+    silence: float = 3.0,
     body: int = 1 << 20,
+    origins: Sequence[str] = (),
   ):
     """Opens the record.
 
@@ -44,11 +46,13 @@ class Server:
       record: a JSONL file to which answers are added; '' for none.
       key: the API key that a request needs; '' for none.
       seconds: until it is answered.
+      silence: seconds after which a stream that waits has a comment.
       body: bytes of it, at most.
+      origins: of other pages that may ask; '*' for all.
     """
     self._served, self._worker, self._key = served, worker, key
-    self._seconds, self._most = seconds, body
-    self._record = _open_record(record) if record else None
+    self._seconds, self._silence, self._most = seconds, silence, body
+    self._record = files.open_lines(record) if record else None
     self._meters = meters_lib.Meters(served.name, worker)
     partial = functools.partial
     routes = (
@@ -61,8 +65,15 @@ class Server:
     )
     app = applications.Starlette(
       routes=[routing.Route(at, run, methods=[x]) for x, at, run in routes],
-      exception_handlers={protocol.Refused: _refuse},
+      exception_handlers={
+        protocol.Refused: _refuse,
+        exceptions.HTTPException: _refuse_path,
+        Exception: _fail,
+      },
     )
+    if origins:
+      any_ = dict.fromkeys(('allow_methods', 'allow_headers'), ['*'])
+      app.add_middleware(cors.CORSMiddleware, allow_origins=origins, **any_)
     config = uvicorn.Config(
       app,
       log_level='warning',
@@ -93,12 +104,18 @@ class Server:
     plain = request.headers.get('x-speculation', 'on')
     if plain not in ('on', 'off'):
       raise protocol.Refused('X-Speculation: must be on or off')
+    kind = request.headers.get('content-type', 'none')
+    if kind.partition(';')[0].strip().lower() != 'application/json':
+      raise protocol.Refused(
+        f'Content-Type: {kind[:60]}: must be application/json', 415
+      )
     body = await self._body(request, arrived)
     # In a thread, for a long prompt takes a while to become tokens.
     asked = await asyncio.to_thread(
       protocol.read, body, self._served, chat=chat, plain=plain == 'off'
     )
-    talk = _Talk(asked, arrived, self._seconds, self._meters.add)
+    limits = arrived, self._seconds, self._silence
+    talk = _Talk(asked, *limits, self._meters.add)
     self._worker.submit(talk.jobs)
     if asked.stream:
       return _Stream(talk, self._chunks(talk))
@@ -143,6 +160,9 @@ class Server:
     begun = set()  # choices
     try:
       async for index, event in self._events(talk):
+        if event is None:
+          yield ': waiting\n\n'
+          continue
         piece, reason = event, None
         if isinstance(event, completion.Completion):
           piece, reason = completion.Piece('', [], []), event.finish_reason
@@ -158,6 +178,8 @@ class Server:
 
   async def _events(self, talk: '_Talk') -> AsyncIterator[tuple[int, Any]]:
     """(choice, Piece or Completion) as they come; records what is complete.
+
+    (0, None) where none came for a while.
 
     Raises:
       protocol.Refused: there will be no more, since it took too long, or since
@@ -192,11 +214,16 @@ class _Talk:
   """
 
   def __init__(
-    self, asked: protocol.Asked, arrived: float, seconds: float, add
+    self,
+    asked: protocol.Asked,
+    arrived: float,
+    seconds: float,
+    silence: float,
+    add,
   ):
-    """arrived: see worker.Job. seconds: of Server. add: of meters.Meters."""
+    """arrived: see worker.Job. seconds, silence: of Server. add: of Meters."""
     self.asked, self._arrived, self._seconds = asked, arrived, seconds
-    self._add = add
+    self._silence, self._add = silence, add
     self.done: dict[int, completion.Completion] = {}
     self._loop, self._inbox = asyncio.get_running_loop(), asyncio.Queue()
     self.jobs = [
@@ -214,7 +241,11 @@ class _Talk:
 
   async def next(self) -> tuple[int, Any]:
     async with _in_time(self._arrived, self._seconds, 'not answered'):
-      index, event = await self._inbox.get()
+      try:
+        async with asyncio.timeout(self._silence):
+          index, event = await self._inbox.get()
+      except TimeoutError:
+        return 0, None
     if isinstance(event, BaseException):
       raise protocol.Refused('the decoder has failed', 500) from event
     return index, event
@@ -249,27 +280,6 @@ async def _in_time(arrived: float, seconds: float, late: str):
     raise protocol.Refused(f'{late} in {seconds:g} seconds', 408) from error
 
 
-def _open_record(path: str) -> io.FileIO:
-  """Opens the file to add lines; cuts off what is half of one, after a kill.
-
-  A last line that is whole is given its end.
-
-  Raises:
-    ValueError: what would be cut off is none of a record.
-  """
-  # Not buffered: an answer that was given is in the file.
-  file = open(path, 'ab+', buffering=0)
-  torn, size = files.torn(file), file.seek(0, io.SEEK_END)
-  if not b'{"'.startswith(torn[:2]):
-    raise ValueError(f'record {path}: its last line is no text: name another')
-  try:
-    json.loads(torn)
-    file.write(b'\n')
-  except ValueError:
-    file.truncate(size - len(torn))
-  return file
-
-
 async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
   """What `answer` returns; None if the client goes away before."""
 
@@ -289,6 +299,19 @@ async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
 async def _refuse(request: requests.Request, refused: Any):
   wait = {'Retry-After': '1'} if refused.status == 429 else None
   return _json(refused.body(), refused.status, wait)
+
+
+async def _refuse_path(request: requests.Request, error: Any):
+  """As a body that is refused; OPTIONS is told what is allowed."""
+  if request.method == 'OPTIONS' and error.status_code == 405:
+    return responses.Response(None, 204, error.headers)
+  sentence = f'{request.method} {request.url.path}: {error.detail}'
+  refused = protocol.Refused(sentence, error.status_code)
+  return _json(refused.body(), refused.status, error.headers)
+
+
+async def _fail(request: requests.Request, error: Exception):
+  return _json(protocol.Refused('the server has failed', 500).body(), 500)
 
 
 def _json(body: Any, status: int = 200, headers=None) -> responses.Response:
@@ -318,7 +341,7 @@ def open_server(
     rows: answers that are decoded together.
     length: tokens of a prompt and its answer, at most.
     waiting: answers that wait for a row, at most.
-    **limits: record, key, seconds and body, of Server.
+    **limits: record, key, seconds, silence, body and origins, of Server.
   """
   # Where a pass costs by its width it costs by its rows, too.
   by_rows = engine.options.widths and not engine.target.layout
@@ -356,6 +379,8 @@ def serve(
       f'port {port} of {host}: cannot be had ({error.strerror}): name another'
     ) from error
   http = server.http
+  say = printing.progress_console().print
+  say('Compiling: some minutes for a large model; then comes the address.')
   worker.warm()
   # uvicorn puts the handlers back and raises the signal again at its end.
   for number in (signal.SIGINT, signal.SIGTERM):

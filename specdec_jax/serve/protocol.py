@@ -361,17 +361,22 @@ def logprobs(
 
 
 def document(
-  served: Served, asked: Asked, index: int, done: completion.Completion
-) -> dict[str, str]:
-  """A choice as a record of a text, as train.text.read takes it.
+  served: Served,
+  asked: Asked,
+  index: int,
+  done: completion.Completion,
+) -> dict[str, Any]:
+  """A choice as a record of a text.
 
-  Prompt and answer are its `text`; what an encoder reads is its `source`.
+  Prompt and answer are its `text`; what an encoder reads is its `source`. Their
+  `ids`, of a `tokenizer`, are what was decoded: not every text gives them back.
   """
-  item, decode = asked.items[index], served.engine.target.tokenizer.decode
-  words = lambda ids: decode(ids, special=True)
+  item, tokenizer = asked.items[index], served.engine.target.tokenizer
+  ids = {'text': [*item.tokens, *done.tokens]}
   if item.source:
-    return {'source': words(item.source), 'text': words(done.tokens)}
-  return {'text': words([*item.tokens, *done.tokens])}
+    ids = {'source': [*item.source], 'text': done.tokens}
+  texts = {name: tokenizer.spell(x) for name, x in ids.items()}
+  return texts | {'ids': ids, 'tokenizer': tokenizer.fingerprint()}
 
 
 def usage(

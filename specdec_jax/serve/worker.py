@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdec_jax import api, build, completion, pool, requests
+from specdec_jax import api, build, completion, pool, printing, requests
 from specdec_jax.serve import protocol
 
 # Windows of a call while nobody reads along.
@@ -71,7 +71,8 @@ class Worker:
     """Compiles what the first job would wait for."""
     item = requests.item(self._engine.target, [0, 0], 0, chat=False)
     # The last goes on in the row of one before.
-    for count in (1, *(x + 1 for x in self._pool.widths[:-1]), 1):
+    counts = 1, *(x + 1 for x in self._pool.widths[:-1]), 1
+    for count in printing.track(counts, 'Compiled'):
       for i in range(count):
         self._pool.begin([i], [item], requests.Wanted(1))
       self._pool.advance(1)

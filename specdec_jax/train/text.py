@@ -36,6 +36,15 @@ class Corpus(NamedTuple):
   documents: tuple[str, ...]  # none is blank
   sha256: str  # of the documents, then the sources, joined by NUL
   sources: tuple[str, ...] = ()  # what an encoder reads, one for each document
+  # By text and fingerprint of a tokenizer, what scripts/serve.py has decoded.
+  said: dict[tuple[str, str], list[int]] = {}
+
+  def ids(self, text: str, tokenizer: tokenizer_lib.Tokenizer) -> list[int]:
+    """A text's as they were decoded, if they were; else with an end."""
+    if found := self.said and self.said.get((text, tokenizer.fingerprint())):
+      return found
+    found, end = tokenizer.encode(text), end_of(tokenizer)
+    return found if found[-1:] == [end] else [*found, end]
 
 
 def digests(source: str) -> dict[str, str]:
@@ -68,8 +77,14 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
   rows = _rows(source)
   if rows is not None:
     fields = (field, source_field) if source_field else (field,)
-    texts = [_texts(row, fields, where) for where, row in rows]
-    return _corpus(source, *zip(*texts, strict=True) if texts else ((),))
+    texts, said = [], {}
+    for where, row in rows:
+      texts.append(_texts(row, fields, where))
+      if {'ids', 'tokenizer'} <= row.keys():
+        for name, x in zip(fields, texts[-1], strict=True):
+          said[x, row['tokenizer']] = row['ids'][name]
+    columns = zip(*texts, strict=True) if texts else ((),)
+    return _corpus(source, *columns)._replace(said=said)
   if source_field:
     raise ValueError(
       f'corpus {source!r}: source_field={source_field!r} is of rows; give a '
@@ -116,7 +131,9 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
         f'corpus {corpus.label}: a single text of {len(text)} characters '
         f'is too short to hold out 1 / {every} of it; give more text'
       )
-  return _corpus(corpus.label, *rest), _corpus(corpus.label, *held)
+  parts = (_corpus(corpus.label, *x) for x in (rest, held))
+  rest, held = (x._replace(said=corpus.said) for x in parts)
+  return rest, held
 
 
 def train_tokenizer(
@@ -164,14 +181,14 @@ def train_tokenizer(
 
 
 def pack(
-  documents: Iterable[str], tokenizer: tokenizer_lib.Tokenizer, length: int
+  corpus: Corpus, tokenizer: tokenizer_lib.Tokenizer, length: int
 ) -> np.ndarray:
-  """Packs the tokens of all documents, eos after each: int32 [rows, length].
+  """Packs the ids of all documents: int32 [rows, length].
 
   A document continues in the next row; an incomplete last row is dropped.
   """
-  end = end_of(tokenizer)
-  ids = [np.asarray([*tokenizer.encode(d), end], np.int32) for d in documents]
+  every = (corpus.ids(x, tokenizer) for x in corpus.documents)
+  ids = [np.asarray(x, np.int32) for x in every]
   tokens = sum(map(len, ids))
   rows = tokens // length
   if not rows:
@@ -203,10 +220,10 @@ def pair_rows(
   source_NI = np.zeros((N, source_length), np.int32)
   ends_N, source_ends_N = np.zeros((2, N), np.int32)
   for i, pair in enumerate(zip(corpus.sources, corpus.documents, strict=True)):
-    source, target = map(tokenizer.encode, pair)
-    cut += len(source) >= source_length or len(target) + 2 > length
-    source = [*source[: source_length - 1], end]
-    target = [start, *target, end][:length]
+    source, target = (corpus.ids(x, tokenizer) for x in pair)
+    cut += len(source) > source_length or len(target) + 1 > length
+    source = [*source[:-1][: source_length - 1], end]
+    target = [start, *target][:length]
     source_NI[i, : len(source)], source_ends_N[i] = source, len(source)
     tokens_NT[i, : len(target)], ends_N[i] = target, len(target)
   if cut:

@@ -248,7 +248,7 @@ def _rows(
   if model.start is not None:
     lengths = s.length, s.source_length
     return text.pair_rows(corpus, model.tokenizer, model.start, *lengths)
-  tokens_NT = text.pack(corpus.documents, model.tokenizer, s.length)
+  tokens_NT = text.pack(corpus, model.tokenizer, s.length)
   return {'tokens': tokens_NT, 'counted': np.ones(tokens_NT.shape, bool)}
 
 

@@ -8,7 +8,7 @@ import tokenizers
 
 from specdec_jax import completion, requests
 from specdec_jax.io import tokenizer
-from tests.io import tiny
+from tests.io import stream_test, tiny
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
@@ -388,3 +388,25 @@ def test_parts_of_a_content_are_one_text():
   ):
     with pytest.raises(ValueError, match=message):
       say(bad)
+
+
+def spaced(*, prepend: bool):
+  """As of Llama 2, whose encoder puts a space before each part; or Gemma."""
+  words = ['▁', '▁▁', 'a', 'b', '▁a', '▁b', ':', '▁▁a']
+  merges = [('▁', 'a'), ('▁', 'b'), ('▁', '▁'), ('▁', '▁a')]
+  t = stream_test.fallback(words, merges, strip=prepend)
+  n = tokenizers.normalizers
+  steps = [n.Prepend('▁')] * prepend
+  t.inner.normalizer = n.Sequence([*steps, n.Replace(' ', '▁')])
+  return dataclasses.replace(t, add_bos=True)
+
+
+@pytest.mark.parametrize('prepend', [True, False])
+def test_ids_are_spelled_so_that_they_come_back(prepend):
+  t = spaced(prepend=prepend)
+  for given in ('a b', '<s>a: b</s><s>b: a', 'a  b</s>', ''):
+    ids = t.encode(given)
+    assert t.encode(t.spell(ids)) == ids
+  # No text gives these, which are spelled as they are shown.
+  odd = [1, t.inner.token_to_id('▁'), t.inner.token_to_id('a')]
+  assert t.spell(odd) == t.decode(odd, special=True)

@@ -22,7 +22,7 @@ def running(served, rows, *, waiting: int, **limits):
   thread.start()
   url = f'http://127.0.0.1:{listening.getsockname()[1]}'
   try:
-    with httpx2.Client(base_url=url, timeout=60, trust_env=False) as client:
+    with httpx2.Client(base_url=url, timeout=None, trust_env=False) as client:
       yield client, work
   finally:
     http.should_exit = True
@@ -32,7 +32,8 @@ def running(served, rows, *, waiting: int, **limits):
 
 def events(response) -> list:
   """The data of server-sent events; the last of them is [DONE]."""
-  lines = [x for x in response.iter_lines() if x]
+  # A stream that waits has comments.
+  lines = [x for x in response.iter_lines() if x and x != ': waiting']
   assert all(x.startswith('data: ') for x in lines), lines
   *found, last = [x.removeprefix('data: ') for x in lines]
   assert last == '[DONE]'

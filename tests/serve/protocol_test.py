@@ -2,6 +2,7 @@
 
 import json
 import types
+from typing import Any
 
 import pytest
 
@@ -218,7 +219,8 @@ def test_tokens_that_differ_have_names_that_do():
   """Behind a text, as a Llama 2 joins them; bytes tell parts of one apart."""
   words = stream_test.fallback(['▁a', 'a', ' ', '▁'])  # from id 259
   target = types.SimpleNamespace(tokenizer=words)
-  served = types.SimpleNamespace(engine=types.SimpleNamespace(target=target))
+  engine = types.SimpleNamespace(target=target)
+  served: Any = types.SimpleNamespace(engine=engine)
   every = [259, 260, 3 + ord('a'), 3 + 0xE4, 3 + 0xBD, 2, 261, 262, 999, 998]
   likely = [(i, -float(n)) for n, i in enumerate(every)]
   done = completion.Completion(

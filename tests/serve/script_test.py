@@ -30,7 +30,7 @@ def begin(*flags: str):
   )
   assert process.stdout
   url = process.stdout.readline().strip()
-  return process, httpx2.Client(base_url=url, timeout=60, trust_env=False)
+  return process, httpx2.Client(base_url=url, timeout=None, trust_env=False)
 
 
 @pytest.mark.more
@@ -55,7 +55,7 @@ def test_a_kill_tears_nothing_and_sigterm_waits_for_what_is_asked(tmp_path):
       process.send_signal(signal.SIGTERM)
       *_, end = loopback.events(reply)
     assert end['choices'][0]['finish_reason'] in ('length', 'stop')
-    assert process.wait(30) == 0
+    assert process.wait() == 0
     with pytest.raises(httpx2.ConnectError):
       client.get('/health')
   # The answer in mid-stream may have ended before the kill.

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import hashlib
+import json
 import pathlib
 import sys
 import types
@@ -187,7 +188,7 @@ def test_trained_tokenizers_read_back_and_are_the_same_bytes(manual, tmp_path):
     ids = t.encode(some)
     assert t.decode(ids) == some
     assert again.encode(some) == ids
-  packed = text.pack(manual.documents, t, 64).reshape(-1)
+  packed = text.pack(manual, t, 64).reshape(-1)
   whole = t.decode(packed, special=True).rstrip('\ufffd')
   assert text.END.join([*manual.documents, '']).startswith(whole)
   # It learned something: at least two bytes a token.
@@ -207,21 +208,21 @@ def test_trained_tokenizers_are_read_by_transformers(manual, tmp_path):
 
 def test_rows_by_hand():
   t = tokenizer_lib.from_bytes(258, 'bytes')
-  rows = text.pack(['abc', 'de', '', 'f'], t, 3)
+  rows = text.pack(corpus('abc', 'de', '', 'f'), t, 3)
   assert rows.dtype == np.int32
   assert rows.tolist() == [[97, 98, 99], [256, 100, 101], [256, 256, 102]]
   begun = dataclasses.replace(t, add_bos=True)
-  rows = text.pack(['a', 'b'], begun, 3).tolist()
+  rows = text.pack(corpus('a', 'b'), begun, 3).tolist()
   assert rows == [[257, 97, 256], [257, 98, 256]]
 
 
 def test_rows_are_checked():
   t = tokenizer_lib.from_bytes(258, 'bytes')
   with pytest.raises(ValueError, match='7 tokens are less than one row of l'):
-    text.pack(['abc', 'de'], t, 8)
+    text.pack(corpus('abc', 'de'), t, 8)
   endless = tokenizer_lib.Tokenizer('x', tokenizers.Tokenizer(t.inner.model))
   with pytest.raises(ValueError, match='x: has no end-of-text token'):
-    text.pack(['abc'], endless, 2)
+    text.pack(corpus('abc'), endless, 2)
 
 
 # --- pairs -------------------------------------------------------------------
@@ -299,3 +300,47 @@ def test_rows_of_pairs_by_hand(caplog):
   assert caplog.messages == [said]
   text.pair_rows(corpus, t, 7, 6, 6)
   assert caplog.messages == [said]
+
+
+def test_what_was_recorded_is_learned_from_id_by_id(tmp_path):
+  """Ends included; under another tokenizer its text is what counts."""
+  t, other = (tokenizer_lib.from_bytes(x, 'bytes') for x in (512, 300))
+  other = dataclasses.replace(other, eos_ids=(257,))
+  half, whole, cut = [*b'Hi', 0xE4], [*b'ab', 256], [*b'abc']
+  row = lambda ids, **more: {
+    'text': t.decode(ids, special=True),
+    'ids': {'text': ids} | more,
+    'tokenizer': t.fingerprint(),
+  }
+  rows = [*map(row, (half, whole, cut)), {'text': 'plain'}]
+  source = write(tmp_path, 'a.jsonl', '\n'.join(map(json.dumps, rows)))
+  found = text.read(source)
+  plain = [*b'plain', 256]
+  packed = text.pack(found, t, 15).reshape(-1).tolist()
+  assert packed == [*half, *whole, *cut, *plain]
+  parts = text.held_out(found, 2)
+  ids = [part.ids(x, t) for part in parts for x in part.documents]
+  assert sorted(ids) == sorted([half, whole, cut, plain])
+  anew = text.pack(found, other, 5).reshape(-1).tolist()
+  assert anew[:6] == [*'Hi\ufffd'.encode(), 257]
+  # What spells its end has no other.
+  assert corpus().ids('ab<eos>', t) == whole
+
+
+def test_recorded_pairs_have_the_ends_that_were_said(tmp_path):
+  t = tokenizer_lib.from_bytes(512, 'bytes')
+  rows = [
+    {
+      'source': 'in<eos>',
+      'text': t.decode(ids, special=True),
+      'ids': {'source': [*b'in', 256], 'text': ids},
+      'tokenizer': t.fingerprint(),
+    }
+    for ids in ([*b'out', 256], [*b'cut'])
+  ]
+  source = write(tmp_path, 'a.jsonl', '\n'.join(map(json.dumps, rows)))
+  found = text.pair_rows(text.read(source, source_field='source'), t, 7, 6, 4)
+  assert found['source'].tolist() == [[*b'in', 256, 0]] * 2
+  assert found['source_length'].tolist() == [3, 3]
+  assert found['tokens'].tolist() == [[7, *b'out', 256, 0], [7, *b'cut', 0, 0]]
+  assert found['counted'].sum(1).tolist() == [4, 3]
