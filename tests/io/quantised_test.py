@@ -559,6 +559,99 @@ def test_settings_that_no_part_fits(case, changes, message):
     planned(facts['settings'] | changes, parts)
 
 
+NAMES = ('x', 'model.x', 'language_model.x', 'model.language_model.x')
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_an_entry_of_one_matrix_comes_first(name):
+  """8 bits in groups of 64 look like 4 in 128 of a matrix twice as wide."""
+  facts, parts = CASES['mlx: 8 bits']
+  scale = {k: ('F16', parts[k][1].repeat(2, 1)) for k in ('scales', 'biases')}
+  parts = parts | scale  # in groups of 64
+  all_of = lambda **own: opened(dict(bits=4, group_size=128, **own), parts)
+  want = opened(dict(bits=8, group_size=64), parts)
+  assert all_of().shapes == all_of(**{name: True}).shapes != want.shapes
+  assert all_of(**{f'{name}.y': dict(group_size=64)}).shapes != want.shapes
+  # MLX takes 64 where an entry has no group, whatever is said of all.
+  for own in (dict(bits=8, group_size=64), dict(bits=8)):
+    found = all_of(**{name: own})
+    assert found.shapes == want.shapes and found.kind == 'MLX 8-bit'
+    np.testing.assert_array_equal(found.get('x.weight'), want.get('x.weight'))
+
+
+def gemv_settings(**own):
+  return CASES['awq: gemv, 32'][0]['settings'] | dict(group_size=128) | own
+
+
+@pytest.mark.parametrize(
+  'own',
+  [
+    dict(
+      dynamic={r'+:.*\.y$': dict(group_size=64), '+:x': dict(group_size=32)}
+    ),
+    dict(dynamic={r'.*model\.x$': dict(group_size=32), 'x': dict(bits=2)}),
+    dict(extra_config={'y': dict(group_size=8), 'x': dict(group_size=32)}),
+    dict(extra_config={'^x$': dict(group_size=32)}),
+  ],
+)
+def test_entries_of_gptqmodel_and_auto_round(own):
+  """The padded parts of a gemv do not tell its groups."""
+  facts, parts = CASES['awq: gemv, 32']
+  with pytest.raises(ValueError, match='of 4 bits in groups of 128'):
+    opened(gemv_settings(), parts)
+  found = opened(gemv_settings(**own), parts).get('x.weight')
+  want = opened(facts['settings'], parts).get('x.weight')
+  np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize('key', ['dynamic', 'extra_config'])
+def test_one_matrix_may_be_asymmetric(key):
+  zeros, parts, want = of_zeros(4)
+  stored = parts(packed(zeros - 1 & 15, 4))
+  settings = dict(quant_method='gptq', bits=4, sym=True)
+  with pytest.raises(ValueError, match='symmetric, but its zeros'):
+    opened(settings, stored).get('x.weight')
+  settings[key] = {'x': dict(sym=False)}
+  found = opened(settings, stored).get('x.weight')
+  np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+  'targets, blocks',
+  [
+    ([['Linear'], ['re:.*\\.x$']], 1),
+    ([['x'], ['Linear']], 0),
+    ([['re:y', 'y'], ['Linear']], 1),
+    ([['Linear'], ['y']], 0),
+    ([['model.x'], ['re:x']], 0),
+  ],
+)
+def test_a_group_of_compressed_tensors_is_of_its_targets(targets, blocks):
+  """Two blocks of 24 or 32 rows are as many scales."""
+  rng, sizes = np.random.default_rng(0), (24, 32)
+  codes = rng.integers(0, 127, (40, 64)).astype(np.uint8)
+  scale = np.array([[1.0], [2.0]], np.float32)
+  parts = dict(weight=('F8_E4M3', codes), weight_scale=('F32', scale))
+  groups = {
+    str(i): dict(targets=x, weights=dict(block_structure=[tall, 64]))
+    for i, (x, tall) in enumerate(zip(targets, sizes, strict=True))
+  }
+  settings = dict(quant_method='compressed-tensors', config_groups=groups)
+  values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  want = values * scale.repeat(sizes[blocks], 0)[:40]
+  found = opened(settings, parts).get('x.weight')
+  np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+  'own', [dict(dynamic={'+:(': {}}), dict(dynamic=['x']), dict(extra_config=3)]
+)
+def test_entries_that_are_none_are_named(own):
+  facts, parts = CASES['gptq: 4 bits, symmetric']
+  with pytest.raises(ValueError, match='^x: x: its own settings: '):
+    opened(facts['settings'] | own, parts)
+
+
 def test_bits_that_cannot_be_told():
   facts, parts = CASES['compressed: 4 bits, groups']
   half = {k: (x[0], x[1][:, :32]) for k, x in parts.items() if 'sh' not in k}

@@ -1,9 +1,8 @@
 """MLX's affine codes: each group of inputs has a scale and a bias.
 
 weight [out, in * bits / 32] has a row's codes, one after the other; scales and
-biases [out, groups]. Embeddings are quantised like the rest. Some matrices may
-have other bits than the settings say, by their shapes; all have groups of one
-size.
+biases [out, groups]. Embeddings are quantised like the rest. Bits are told by
+the shapes, since not all matrices have those of the settings.
 """
 
 from specdec_jax.io.quantised import form

@@ -112,7 +112,10 @@ def plan(
       modules.setdefault(match[1], {})[match[2]] = x
   plans, plain = {}, dict(arrays)
   for name, parts in modules.items():
-    m = form.Module(source, name, parts, values)
+    try:
+      m = form.Module(source, name, parts, _own(values, name))
+    except (re.error, AttributeError, TypeError) as e:
+      raise ValueError(f'{source}: {name}: its own settings: {e}') from e
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
       for part in parts.keys() & {*found.parts}:
@@ -120,6 +123,35 @@ def plan(
       if f'{name}.weight' in plain:
         m.misfit('it is stored twice, quantised and as a weight')
   return plans, plain
+
+
+def _own(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+  """The settings of one matrix: an entry of its own comes before the others.
+
+  MLX has entries by names, auto-round (extra_config) by names or patterns,
+  GPTQModel (dynamic) by patterns, of which the first counts; compressed-tensors
+  has groups, of names, patterns or classes.
+  """
+  starts = '', 'model.', 'language_model.', 'model.language_model.'
+  called = [start + name for start in starts]
+  at = lambda key: values.get(key) or {}
+  match = lambda pattern: any(re.match(pattern, x) for x in called)
+  found = [
+    x for k, x in {**values, **at('extra_config')}.items() if k in called
+  ]
+  found += [x for k, x in at('extra_config').items() if re.search(k, name)]
+  found += [x for k, x in at('dynamic').items() if match(k.removeprefix('+:'))]
+  # An entry of MLX is all that counts, and without its groups has those of 64.
+  usual = dict(group_size=64) if values['quant_method'] == 'mlx' else {}
+  own = next((usual | x for x in found if isinstance(x, dict)), {})
+  named = lambda x: match(x[3:]) if x.startswith('re:') else x in called
+  for means in (named, 'Linear'.__eq__):
+    groups = at('config_groups').items()
+    fit = {k: x for k, x in groups if any(map(means, x.get('targets') or ()))}
+    if fit:
+      own['config_groups'] = fit
+      break
+  return {**values, **own}
 
 
 def opened(
