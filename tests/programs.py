@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,11 +39,12 @@ class Done(NamedTuple):
   def check_refused(self, message: str) -> None:
     """One sentence on stderr, with the message in it, and status 2.
 
-    Before it may be what loading takes of memory.
+    Before it may be what loading takes of memory, and progress.
     """
     assert (self.status, self.out) == (2, ''), self.err
     lines = self.err.strip().splitlines()
-    (line,) = (x for x in lines if not x.startswith('memory: '))
+    told = re.compile(r'memory: |.*: \d+ of \d+(, |$)')
+    (line,) = (x for x in lines if not told.match(x))
     assert message in line
 
 

@@ -5,6 +5,7 @@ prediction from the calibration prompts, runs of the test prompts, a judgement.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ def run(
   tables.start(about, ceiling, plan_lib.setting(arms, plan), console)
   end = clock.share(0.5) if plan.batch_sizes else clock
 
-  arms, programs, speed, parts, given = _costs(arms, plan, end)
+  arms, programs, speed, parts, given = _costs(arms, plan, end, ceiling.tok_s)
   tables.calibration(parts, ceiling.tok_s, console)
   end = end.later(-speed.closing())
   plan = budget.fit(plan, speed, end)
@@ -109,15 +110,15 @@ def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:
 # --- costs -------------------------------------------------------------------
 
 
-def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock):
+def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock, tok_s: float):
   """Compiles everything and times the parts of a window.
 
   Returns (arms, where adaptive has its costs; programs by arm; Speed;
   Calibration; the costs that adaptive chooses by).
   """
   group = plan_lib.middle(arms, plan, budget.WINDOWS)
-  programs, speed = timing.first_step(arms, group)
-  budget.check(plan, speed, clock)
+  check = functools.partial(budget.check, plan, clock=clock)
+  programs, speed = timing.first_step(arms, group, tok_s, check)
   widths = {arm.gamma for arm in arms} | {*arms[-1].engine.options.widths}
   windows, repeats = budget.windows(speed, len(widths), clock)
   request = plan_lib.shortened(group.full, windows)

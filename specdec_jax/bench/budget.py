@@ -101,7 +101,7 @@ class Speed(NamedTuple):
 
 
 def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
-  """Before anything but plain decoding is compiled.
+  """Before anything but plain decoding is compiled, and before that.
 
   Raises:
     ValueError: too little time for one short answer in every method.
@@ -115,7 +115,7 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
     minutes = (clock.seconds + over / (1 - _PARTS)) / 60
     raise ValueError(
       f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
-      f'some {minutes:.1f} with loading and compiling; give more, or fewer '
+      f'{minutes:.1f} or more with loading and compiling; give more, or fewer '
       'decode.methods and decode.gammas'
     )
 

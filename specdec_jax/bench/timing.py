@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -85,17 +85,29 @@ def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
   return {arm.name: done[id(arm.engine)] for arm in arms}
 
 
-def first_step(arms: Sequence[plan_lib.Arm], group: plan_lib.Group):
-  """(programs, Speed): plain decoding compiled, and a guess of all others."""
+def first_step(
+  arms: Sequence[plan_lib.Arm],
+  group: plan_lib.Group,
+  tok_s: float,
+  check: Callable[[budget.Speed], None],
+):
+  """(programs, Speed): plain decoding compiled, and a guess of all others.
+
+  tok_s: of the ceiling. check: is called with what is known before compiling,
+    after it, and at the end; refuses what takes too long.
+  """
+  engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
+  read = sum(parts.has_q(engine, group) for engine in engines)
+  guess = {arm.name: 1.5 for arm in arms[1:]}
+  speed = budget.Speed(1 / tok_s, 1 / tok_s, 0.0, len(engines), guess, read)
+  check(speed)
   compiling, programs = parts.timed(compile_arms, arms[:1], group.full)
+  check(speed := speed._replace(compile=compiling))
   few = group._replace(full=plan_lib.shortened(group.full, 4))
   turn(arms[:1], programs, few)  # the first call is slower
   (ran,) = turn(arms[:1], programs, few).values()
   step = ran.decoding / max(ran.output.info.calls_B.max(), 1)
-  engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
-  read = sum(parts.has_q(engine, group) for engine in engines)
-  guess = {arm.name: 1.5 for arm in arms[1:]}
-  speed = budget.Speed(step, ran.prefill, compiling, len(engines), guess, read)
+  check(speed := speed._replace(step=step, prefill=ran.prefill))
   return programs, speed
 
 

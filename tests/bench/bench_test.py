@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from specdec_jax import program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   benchmark,
@@ -44,6 +45,26 @@ def run(config, capsys, sizes=(), clock=budget.UNLIMITED):
   good = benchmark.finish(doc, config, None)
   printed = capsys.readouterr().out
   return good, doc, printed
+
+
+def test_too_few_minutes_are_refused_as_soon_as_that_is_known(monkeypatch):
+  """Before a compilation by what is read; else before a slow step is run."""
+  e = settings_lib.load(settings_lib.settings(settings(('lookup',))))
+  arms, plan = plan_lib.arms(e), plan_lib.make(e, prompts.builtin()[:16])
+  never = lambda *_: pytest.fail('too late')
+  costs = lambda seconds, tok_s: benchmark._costs(
+    arms, plan, budget.Clock(program.elapsed() + seconds), tok_s
+  )
+  refused = lambda: pytest.raises(ValueError, match='one short answer in every')
+  monkeypatch.setattr(timing, 'turn', never)
+  with monkeypatch.context() as patch:
+    patch.setattr(timing, 'compile_arms', never)
+    for seconds, tok_s in ((-1, 1e9), (600, 0.01)):
+      with refused():
+        costs(seconds, tok_s)
+  monkeypatch.setattr(timing.parts, 'timed', lambda *_: (500.0, {}))
+  with refused():
+    costs(600, 1e9)
 
 
 @pytest.mark.slow
@@ -106,8 +127,8 @@ def test_as_many_bytes_are_read_as_a_step_reads(asked, read):
   packed = not library.load(files.cache_folder())
   programs = timing.reads('float32', asked * 2**20, packed=packed)
   assert len(programs) == 4 + packed
-  for name, program in programs.items():
-    assert 0.9 < program.args[-1].nbytes / (read * 2**20) <= 1, name
+  for name, made in programs.items():
+    assert 0.9 < made.args[-1].nbytes / (read * 2**20) <= 1, name
 
 
 @pytest.mark.more

@@ -66,7 +66,7 @@ def test_little_time_has_short_answers_before_it_has_few_prompts():
 def test_too_little_time_is_refused_with_how_much_there_must_be():
   with pytest.raises(ValueError, match='minutes=1: one short answer') as e:
     budget.check(plan(), SPEED, budget.clock(1))
-  needs = float(re.findall('some ([0-9.]+)', str(e.value))[0])
+  needs = float(re.findall('takes ([0-9.]+) or', str(e.value))[0])
   budget.check(plan(), SPEED, budget.clock(needs + 0.1))
   with pytest.raises(ValueError, match='minutes'):
     budget.check(plan(), SPEED, budget.clock(0.8 * needs))
