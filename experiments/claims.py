@@ -8,11 +8,13 @@ from specdec_jax.bench import intervals
 
 RULE = (
   'reproduced: our 95 % interval meets the numbers that round to what the '
-  'paper prints. same direction: it does not, but all of our interval is on '
-  "the paper's side of what is named there. not: neither. no interval: one "
-  'request.'
+  "paper prints, and is narrower than half of the paper's effect (of a speed "
+  'what is above 1x). same direction: not so, but all of it is on the '
+  "paper's side of what is named there; what a theorem says is not counted. "
+  'cannot tell: it meets them, and is wider. not: none of these. no interval: '
+  'one request.'
 )
-OUTCOMES = 'reproduced', 'same direction', 'not', 'no interval'
+OUTCOMES = 'reproduced', 'same direction', 'not', 'cannot tell', 'no interval'
 
 
 class Claim(NamedTuple):
@@ -26,6 +28,8 @@ class Claim(NamedTuple):
   high: float
   ours: intervals.Interval
   form: str = '{:.2f}'
+  of: str = 'speed'  # what it is a number of; each is counted apart
+  none: float = 0.0  # the number of no effect: 1 of a speed
   # What a direction is judged against, in words; the paper's side of it, -1 or
   # 1, or 0 for no direction; ours minus it.
   against: str = ''
@@ -43,22 +47,32 @@ def outcome(x: Claim) -> str:
   """One of OUTCOMES, by RULE."""
   if x.ours.low is None or x.ours.high is None:
     return 'no interval'
-  if x.ours.low <= x.high and x.low <= x.ours.high:
+  meets = x.ours.low <= x.high and x.low <= x.ours.high
+  effect = min(abs(end - x.none) for end in (x.low, x.high))
+  if meets and x.ours.high - x.ours.low < effect / 2:
     return 'reproduced'
   low, high = x.apart.low, x.apart.high
   if x.sign and low is not None and high is not None:
     if (low if x.sign > 0 else -high) > 0:
       return 'same direction'
-  return 'not'
+  return 'cannot tell' if meets else 'not'
 
 
-def counts(every: Sequence[Claim]) -> dict[str, int]:
-  """How many have each outcome; 'no interval' only if one has."""
-  found = [outcome(x) for x in every]
+def counts(every: Sequence[Claim]) -> dict[str, dict[str, int]]:
+  """Of each thing that claims are of, how many have each outcome.
+
+  'no interval' only if one has.
+  """
+  found: dict[str, list[str]] = {}
+  for x in every:
+    found.setdefault(x.of, []).append(outcome(x))
   return {
-    name: found.count(name)
-    for name in OUTCOMES
-    if name != 'no interval' or name in found
+    of: {
+      name: own.count(name)
+      for name in OUTCOMES
+      if name != 'no interval' or name in own
+    }
+    for of, own in found.items()
   }
 
 
@@ -66,14 +80,17 @@ def lines(every: Sequence[Claim]) -> list[str]:
   """What became of the paper's cells, the rule, and a line for each."""
   if not every:
     return ["None of the paper's cells has one of ours.", '']
-  told = ', '.join(f'{n} {name}' for name, n in counts(every).items())
+  told = '; '.join(
+    f'{of}: ' + ', '.join(f'{n} {name}' for name, n in own.items())
+    for of, own in counts(every).items()
+  )
   head = ['outcome', 'the paper', 'prints', 'ours', '', 'why']
   rows = [
     [outcome(x), x.cell, x.prints, x.place, page.interval(x.ours, x.form)]
     + [_why(x)]
     for x in every
   ]
-  return [f'**{told}.** {RULE}', '', *page.table(head, rows), '']
+  return [f'**Of {told}.** {RULE}', '', *page.table(head, rows), '']
 
 
 def _why(x: Claim) -> str:
@@ -86,6 +103,8 @@ def _why(x: Claim) -> str:
   away = low - x.high if low > x.high else x.low - high
   far = x.form.replace('+', '').format(away)
   told = [f'{"above" if low > x.high else "below"} by {far} or more']
+  if away <= 0:
+    told = ['meets it, but is too wide']
   if x.sign:
     side = 'above' if x.sign > 0 else 'below'
     is_ = 'is' if found == 'same direction' else 'not shown to be'

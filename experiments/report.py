@@ -158,17 +158,18 @@ def summary(found: Sequence[Page], where: pathlib.Path) -> str:
 
   where: the folder of the page that links to theirs.
   """
-  outcomes = claims_lib.OUTCOMES[:3]
+  outcomes = claims_lib.OUTCOMES[:4]
   lines = []
   for x in found:
     link = os.path.relpath(x.table.home / 'README.md', where)
-    counts = claims_lib.counts(x.claims)
-    told = [counts[name] if x.claims else '-' for name in outcomes]
     why = x.table.why if x.commit else 'not run'
-    lines.append([f'[{_heads(x.table)[0]}]({link})', *told, why])
+    for of, counts in (claims_lib.counts(x.claims) or {'-': {}}).items():
+      told = [counts.get(name, '-') for name in outcomes]
+      lines.append([f'[{_heads(x.table)[0]}]({link})', of, *told, why])
+      why = ''
   (commit,) = {x.commit[:7] for x in found if x.commit}
   what = f"the papers' tables, with models that run here (commit {commit})"
-  return '\n'.join(page.table([what, *outcomes, 'why'], lines))
+  return '\n'.join(page.table([what, 'of', *outcomes, 'why'], lines))
 
 
 def markdown(found: Sequence[Page], where: pathlib.Path) -> str:

@@ -124,7 +124,10 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """Speed at the paper's K, and what speculation changes in ROUGE-2."""
+  """Speed at the paper's K, and what speculation changes in ROUGE-2.
+
+  Greedy texts are plain decoding's own, so that theirs cannot change.
+  """
   return [
     claim
     for theirs in papers.CHEN
@@ -146,13 +149,14 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
     *papers.printed(theirs.speed, 2),
     ours=speed,
     form='{:.2f}x',
+    none=1.0,
     against='1x',
     sign=1,
     apart=claims_lib.minus(speed, 1.0),
     why=f'{x["efficiency"]:.2f} tokens a window',
   )
   plain, mine = (np.asarray(y) for y in x['rouge'])
-  if len(plain):
+  if len(plain) and theirs.sampling != 'greedy':
     change = theirs.speculated - theirs.plain
     ends = (round(change + x, 4) for x in (-1e-3, 1e-3))
     ours_R = resampled.draws(len(plain)) @ (mine - plain) / len(plain)
@@ -163,6 +167,7 @@ def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
       *ends,  # of two numbers that round
       resampled.interval(ours_R, len(plain)),
       form='{:+.3f}',
+      of='quality',
     )
 
 

@@ -140,6 +140,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
           high,
           more,
           form=PERCENT,
+          of='tokens a window',
           against=train.BASELINE,
           sign=1,
           apart=more,

@@ -221,6 +221,7 @@ def _claim(theirs: papers.Row, place: str, x: Mapping[str, Any]):
     *papers.printed(theirs.emp, 1),
     ours=ours,
     form='{:.2f}x',
+    none=1.0,
     against='1x',
     sign=1,
     apart=claims_lib.minus(ours, 1.0),

@@ -93,6 +93,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
             f'{every[name].name}, {draft.name}',
             *papers.printed(print_of(theirs), 2),
             ours=resampled.interval(means, len(sums)),
+            of='acceptance',
             **extra,
           )
         )

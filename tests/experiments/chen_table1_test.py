@@ -49,10 +49,20 @@ def test_the_page_and_the_claims():
     '| 2.20 | 0.150 | 0.200 |'
   ) in ours
   found = render.claims(cells, every)
-  wanted = ['same direction', 'reproduced'] * 2
+  wanted = ['same direction', 'cannot tell'] * 2
   assert [claims.outcome(x) for x in found] == wanted
+  assert [x.of for x in found] == ['speed', 'quality'] * 2
   assert found[1].ours.value == pytest.approx(0.05)
-  # 0.157 and 0.156 may be one number before they were rounded.
+
+
+def test_a_change_of_equal_texts_is_no_claim_and_a_wide_one_tells_nothing():
+  every = {'xsum': rows_lib.Row('xsum', '', (), '', theirs=texts.XSUM)}
   same = {'sampling': 'greedy', 'rouge': [[0.1] * 6] * 2}
-  _, equal = render.claims({'xsum': [cell('lookup', 4, 1.5, **same)]}, every)
-  assert (equal.prints, claims.outcome(equal)) == ('-0.001', 'reproduced')
+  found = render.claims({'xsum': [cell('lookup', 4, 1.5, **same)]}, every)
+  assert [x.of for x in found] == ['speed']
+  # 0.009 of texts that have 0.02 at most.
+  wide = [[0.0, 0.02] * 3, [0.02, 0.0, 0.02, 0.0, 0.0, 0.02]]
+  cells = {'xsum': [cell('lookup', 4, 1.5, rouge=wide)]}
+  _, change = render.claims(cells, every)
+  assert change.ours.low < 0.002 < change.ours.high
+  assert claims.outcome(change) == 'cannot tell'

@@ -165,8 +165,7 @@ def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
     if x.cell.startswith('Bigram')
   ]
   assert [x.ours.value for x in found] == pytest.approx(values)
-  assert [x.apart.value for x in found] == pytest.approx([0, 0.2, 0.4, 0.6])
-  assert [x.sign for x in found] == [0, 1, 1, 1]
+  assert not any(x.sign for x in found)  # a theorem
   assert [x.prints for x in found] == ['0.19', '0.23', '0.25', '0.32']
   stored(tmp_path, cells, 'translation')
   text = rendered(FIVE, tmp_path)
@@ -186,9 +185,10 @@ def test_two_seeds_of_an_alpha_are_compared_by_the_limit_of_the_table():
   assert 'No alpha has two seeds' in table3.seeds({'chat': cells[5:]})
 
 
-def claim(low, high, ours, sign=0, apart=(None, None)):
+def claim(low, high, ours, sign=0, apart=(None, None), none=0.0):
   return claims.Claim(
     *('cell', '2', 'row', low, high, intervals.Interval(*ours)),
+    none=none,
     sign=sign,
     apart=intervals.Interval(1, *apart),
   )
@@ -199,7 +199,15 @@ def claim(low, high, ours, sign=0, apart=(None, None)):
   [
     ('reproduced', claim(0.745, 0.755, (0.7, 0.65, 0.75))),
     ('not', claim(0.745, 0.755, (0.7, 0.65, 0.74))),
-    ('reproduced', claim(0.1, 0.45, (0.5, 0.44, 0.6))),
+    ('reproduced', claim(0.1, 0.45, (0.46, 0.44, 0.48))),
+    ('cannot tell', claim(0.1, 0.45, (0.5, 0.44, 0.6))),
+    ('same direction', claim(0.1, 0.45, (0.5, 0.44, 0.6), 1, (0.44, 0.6))),
+    # A speed's effect is what is above 1.
+    ('reproduced', claim(1.915, 1.925, (1.9, 1.7, 2.1), none=1.0)),
+    ('cannot tell', claim(1.915, 1.925, (1.9, 1.6, 2.1), none=1.0)),
+    ('same direction', claim(1.9, 1.9, (1.9, 1.6, 2.1), 1, (0.6, 1.1), 1.0)),
+    # A number that may be that of no effect cannot be met.
+    ('cannot tell', claim(-0.002, 0, (0, 0, 0))),
     ('no interval', claim(0.745, 0.755, (0.75,))),
     ('same direction', claim(2, 3, (1.5, 1.4, 1.6), 1, (0.1, 2))),
     ('not', claim(2, 3, (1.5, 1.4, 1.6), 1, (-1, 2))),
@@ -209,6 +217,25 @@ def claim(low, high, ours, sign=0, apart=(None, None)):
 )
 def test_an_outcome_is_a_rule_over_the_cells(wanted, x):
   assert claims.outcome(x) == wanted
+
+
+def test_each_thing_that_claims_are_of_is_counted_apart():
+  met = claim(0.745, 0.755, (0.75, 0.74, 0.76))
+  wide = claim(0.1, 0.45, (0.5, 0.3, 0.7))
+  every = [met, wide._replace(of='quality'), met._replace(of='quality'), wide]
+  assert claims.counts([met, *every[1:3]]) == {
+    'speed': {'reproduced': 1, 'same direction': 0, 'not': 0, 'cannot tell': 0},
+    'quality': {
+      'reproduced': 1,
+      'same direction': 0,
+      'not': 0,
+      'cannot tell': 1,
+    },
+  }
+  head, _, *table = claims.lines(every)
+  told = '1 reproduced, 0 same direction, 0 not, 1 cannot tell'
+  assert head.startswith(f'**Of speed: {told}; quality: {told}.** reproduced: ')
+  assert '| meets it, but is too wide |' in table[3]
 
 
 def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
@@ -237,15 +264,16 @@ def test_the_report_has_every_table_and_is_of_one_commit(tmp_path):
   # Of each target the draft with the most tokens a window; its interval pays
   # for the choice of one of two.
   best = 'average, gamma = 8 | +8.5% | chat, bigram | +10.0% (+8.9% to +11.1%)'
-  assert f'| same direction | {best} |' in text
+  assert f'| not | {best} | above by ' in text
   assert 'gamma = 8 | +8.5% | chat, unigram' not in text
   summary = report.summary(found, rows_lib.ROOT).split('\n')
   assert len(summary) == 2 + len(names) and '(commit ccccccc)' in summary[0]
   assert summary[2].startswith(
     '| [How often drafts are accepted](experiments/leviathan_table3/README.md) '
   )
-  assert summary[3].endswith(' | - | - | - | not run |')
-  assert ' | 0 | 1 | 0 | ' in summary[4]
+  assert ' | acceptance | ' in summary[2]
+  assert summary[3].endswith(' | - | - | - | - | - | not run |')
+  assert ' | tokens a window | 0 | 0 | 1 | 0 | ' in summary[4]
   stored(folders[2], CELLS[BLOCK], commit='d')
   with pytest.raises(
     ValueError, match='several commits, leviathan_table3 of c'
