@@ -70,6 +70,23 @@ def test_each_figure_is_numpys(asked):
   assert f'{found.kl:.2g} nats' in verdict.of_distance(found)
 
 
+@pytest.mark.parametrize('apart', [1e-5, 1e-4, 0.02, 1.0])
+def test_a_small_divergence_is_no_rounding(apart):
+  """Of logits that are `apart`, in float32 beside NumPy's float64."""
+  rng = np.random.default_rng(0)
+  logits = 4 * rng.standard_normal((2, 4096))
+  logits[1] = logits[0] + apart * rng.standard_normal(4096)
+  logits = np.asarray(logits, np.float32)
+  p, r = (x - np.log(np.exp(x).sum()) for x in logits.astype(np.float64))
+  right = (np.exp(r) * (r - p)).sum()
+  cast = [jax.nn.log_softmax(jnp.array(x)) for x in logits]
+  np.testing.assert_allclose(distance.divergence(*cast), right, 0.02)
+  # An id that the reference excludes.
+  one = [jnp.log(jnp.array(x)) for x in ([0.5, 0.25, 0.25], [0.5, 0.5, 0.0])]
+  found = distance.divergence(*one)
+  np.testing.assert_allclose(found, 0.5 * np.log(2), 1e-6)
+
+
 def test_a_model_is_not_off_itself(asked):
   found = between(asked, settings.reference(asked[0], 'float32'))
   assert found.total_variation < 1e-5 and abs(found.kl) < 1e-5
