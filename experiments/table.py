@@ -20,6 +20,7 @@ from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from experiments.methods import render as methods
 from experiments.quantised import render as quantised
+from experiments.serving import render as serving
 from experiments.specbench import render as specbench
 from experiments.tree_rules import render as tree_rules
 from specdec_jax import program
@@ -32,6 +33,7 @@ PAGES = {
   'methods': methods.markdown,
   'specbench': specbench.markdown,
   'quantised': quantised.markdown,
+  'serving': serving.markdown,
   'tree_rules': tree_rules.markdown,
 }
 

@@ -17,8 +17,9 @@ import jax
 import psutil
 from absl import flags
 
-from experiments import page, plots
+from experiments import page
 from experiments.serving import clients as clients_lib
+from experiments.serving import render
 from specdec_jax import (
   api,
   completion,
@@ -31,6 +32,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.costs import parts
+from specdec_jax.io import files
 from specdec_jax.serve import batch
 
 HERE = pathlib.Path(__file__).parent
@@ -218,40 +220,12 @@ def share(values, percent: int) -> float:
 
 def write(folder: pathlib.Path | None, doc) -> None:
   """Prints the page and the document; keeps them, and a picture."""
-  kinds = ', '.join(f'{n} {kind}' for kind, n in doc['kinds'].items())
-  bad = sum(doc['wrong'].values())
-  about = (
-    f'{page.made_on(doc["machine"])} {doc["target"]}, {doc["drafter"]}.\n\n'
-    f'{doc["requests"]} requests ({kinds}) of {doc["clients"]} clients: {bad} '
-    f'not as they should be; {doc["told_to_wait"]} times told to wait; memory '
-    f'at the end {doc["memory_grown"]:.3f} times that of the first half.'
-  )
-  columns = (
-    'clients, speculation, tokens a second=tokens_per_second:.1f, '
-    'over plain=ratio:.2fx, first token p50=ttft_p50_ms:.0f, '
-    'p95=ttft_p95_ms:.0f, init of p95=init_share:.1%, '
-    'between tokens p50=itl_p50_ms:.1f, p95=itl_p95_ms:.1f'
-  )
-  part = page.Part(about, columns, doc['cells'])
-  text = '\n'.join(page.lines(part)).rstrip()
+  text = render.markdown(doc)
   print(text)
   printing.result(doc)
   page.save(folder, HERE, doc, text)
-  if folder is None:
-    return
-
-  def paint(axes):
-    for k, how in enumerate(('off', 'on')):
-      some = [x for x in doc['cells'] if x['speculation'] == how]
-      xy = ([x[y] for x in some] for y in ('clients', 'tokens_per_second'))
-      axes.plot(*xy, color=plots.COLOURS[k], marker=plots.MARKS[k], label=how)
-    axes.set(xlabel='clients', ylabel='tokens a second')
-    axes.set_xscale('log', base=2)
-    counts = sorted({x['clients'] for x in doc['cells']})
-    axes.set_xticks(counts, counts)
-    axes.legend(title='speculation', frameon=False)
-
-  (folder / 'serving.png').write_bytes(plots.png(paint))
+  if folder is not None:
+    files.write(folder / 'serving.png', render.figure(doc))
 
 
 if __name__ == '__main__':

@@ -3,9 +3,10 @@
 import collections
 import json
 
+import matplotlib.figure
 import pytest
 
-from experiments.serving import clients
+from experiments.serving import clients, render
 from tests import programs
 
 
@@ -22,6 +23,32 @@ def test_speculation_keeps_up_where_no_cell_is_much_slower():
   cells = lambda *values: [{'ratio': {'value': x}} for x in values]
   assert clients.keeps_up(cells(1.0, 0.95))
   assert not clients.keeps_up(cells(1.0, 0.949))
+
+
+DOC = json.loads(
+  (programs.ROOT / 'experiments/serving/results/serving.json').read_text()
+)
+
+
+def test_the_page_counts_every_answer_that_is_wrong():
+  wrong = {'whole': 36, 'stream': 1}
+  text = render.markdown(DOC | {'wrong': wrong})
+  assert 'of 64 clients: 37 not as they should be; 0 times' in text
+
+
+def test_the_figure_has_a_title_and_begins_at_nothing(monkeypatch):
+  drawn = []
+
+  def png(paint, **_):
+    drawn.append(matplotlib.figure.Figure().subplots())
+    paint(drawn[0])
+    return b''
+
+  monkeypatch.setattr(render.plots, 'png', png)
+  render.figure(DOC)
+  (axes,) = drawn
+  assert axes.get_title('left') or axes.get_title()
+  assert axes.get_ylim()[0] == 0 and len(axes.lines) == 2
 
 
 @pytest.mark.slow
