@@ -13,6 +13,9 @@ from specdec_jax.io import files
 # are not counted as changes of the code.
 WRITTEN = (':!*.md', ':!experiments/*/results/*', ':!tests')
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
+# A measured improvement over what the run's own parts explain; outside, one of
+# the two was disturbed.
+FITS = 0.85, 1.2
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -76,6 +79,16 @@ def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
   show = form.format
   ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'
   return show(x.value) + ends
+
+
+def refuted(row: Mapping[str, Any]) -> str:
+  """' [parts: 0.86x]' where a benchmark's row is not what its parts explain."""
+  measured, explained = row['improvement']['value'], row.get('explained')
+  if not measured or not explained:
+    return ''
+  told = explained['improvement']
+  within = FITS[0] <= measured / told <= FITS[1]
+  return '' if within else f' [parts: {told:.2f}x]'
 
 
 def plain(doc: Any) -> Any:

@@ -4,6 +4,7 @@ import functools
 import json
 
 import gguf
+import matplotlib.figure
 import pytest
 
 from experiments.quantised import render
@@ -36,6 +37,7 @@ def run(weights, *rows, **changes):
     machine=dict(commit='c' * 40, dirty=False, cores=2, cpu='CPU', jax='1'),
     ceiling=dict(tok_s=40.0),
     calibration=dict(
+      step=0.04,
       verify={'1': 1.0, '2': 1.1, '3': 1.25, '5': 1.75},
       propose={'lm int4': {'0': 0, '4': 0.8}, 'lm stored': {'0': 0, '4': 3.6}},
     ),
@@ -68,7 +70,9 @@ DOC = dict(
 
 def test_a_row_for_each_target_and_each_draft():
   text = render.markdown(DOC)
-  assert '| bfloat16 | 2 | 20.0 | 0.50 | 1.10 | 1.25 | 1.75 | - |' in text
+  assert (
+    '| bfloat16 | 2 | 20.0 | 25.0 | 0.50 | 1.10 | 1.25 | 1.75 | - |' in text
+  )
   assert '| 0.031 | 0.0042 | 95.3% | 7.250 (of 7.000) |' in text
   # The faster gamma of a draft.
   assert (
@@ -80,6 +84,42 @@ def test_a_row_for_each_target_and_each_draft():
   assert '| 7 x 32 | Commit cccccccccccc |' in text
   assert 'Fastest: target bfloat16 with lm int4 g=4, 28.0' in text
   assert text.endswith('plain decoding alone is fastest with stored, 20.0.')
+
+
+def test_a_result_that_its_own_parts_refute_says_what_they_give():
+  parts = lambda x: row('lm int4 g=4', 28.0, explained=dict(improvement=x))
+  for x in (1.17, 1.64):  # 1.4 measured: 1.197 and 0.854 of them
+    text = render.markdown({'runs': [run('stored', parts(x))]})
+    assert '| 1.40 (1.20 to 1.60) | 28.0 |' in text
+  for x in (1.16, 1.66):
+    text = render.markdown({'runs': [run('stored', parts(x))]})
+    assert f'| 1.40 (1.20 to 1.60) [parts: {x}x] | 28.0 |' in text
+
+
+def test_a_divergence_that_float32_does_not_reach_is_a_bound():
+  doc = {'runs': [run('stored', distance=AWAY | {'kl': 9e-7})]}
+  assert '| 0.031 | under 1e-6 | 95.3% |' in render.markdown(doc)
+
+
+def test_no_two_rows_of_the_figure_look_alike(monkeypatch):
+  """Plain decoding, and as many drafters as there are marks; the best gamma."""
+  seen = {}
+
+  def paint(axes, **_):
+    figure = matplotlib.figure.Figure()
+    axes(figure.subplots())
+    for line in figure.axes[0].lines:
+      look = line.get_marker(), line.get_color()
+      seen[line.get_label()] = look, [*line.get_xdata()]
+    return b''
+
+  monkeypatch.setattr(render.plots, 'png', paint)
+  names = [f'drafter {i}' for i in range(5)]
+  rows = [row(f'{x} g={g}', 20.0 + g) for x in names for g in (2, 4)]
+  render.figure({'runs': [run('stored', *rows)]})
+  assert {*seen} == {'plain', *names}
+  assert len({look for look, _ in seen.values()}) == 6
+  assert seen['drafter 0'][1] == [24.0] and seen['plain'][1] == [20.0]
 
 
 def test_the_figure_leaves_out_what_was_too_short():
