@@ -6,16 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import machine, printing
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, verdict
 from specdec_jax.io import files
 
 # Pages, what a run writes, and tests: no number depends on them, so that they
 # are not counted as changes of the code.
 WRITTEN = (':!*.md', ':!experiments/*/results/*', ':!tests')
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
-# A measured improvement over what the run's own parts explain; outside, one of
-# the two was disturbed.
-FITS = 0.85, 1.2
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -87,8 +84,8 @@ def refuted(row: Mapping[str, Any]) -> str:
   if not measured or not explained:
     return ''
   told = explained['improvement']
-  within = FITS[0] <= measured / told <= FITS[1]
-  return '' if within else f' [parts: {told:.2f}x]'
+  contradicted = verdict.contradiction(measured, told)
+  return f' [parts: {told:.2f}x]' if contradicted else ''
 
 
 def plain(doc: Any) -> Any:

@@ -1,0 +1,104 @@
+"""The README's results: what a row says, and what is stored."""
+
+import json
+
+import pytest
+
+from experiments.headline import table
+
+
+def row(drafter, value, low, high, explained=None, predicted=None):
+  return {
+    'name': f'{drafter} g=4',
+    'drafter': drafter,
+    'improvement': {'value': value, 'low': low, 'high': high},
+    'explained': explained and {'improvement': explained},
+    'predicted': predicted
+    and dict(zip(('improvement', 'low', 'high'), predicted, strict=True)),
+  }
+
+
+PLAIN = {'tok_s': 266.6, 'improvement': {'value': 1.0, 'low': 1.0, 'high': 1.0}}
+
+
+def test_a_row_has_each_drafter_once_the_best_first_with_its_prediction():
+  rows = [
+    row('lookup', 1.1, 0.9, 1.3, 1.1, (1.2, 1.0, 1.4)),
+    row('lookup', 0.9, 0.8, 1.0, 0.9, (1.0, 0.9, 1.1)),
+    row('eagle', 1.5, 1.2, 1.8, 1.2, (1.3, 1.1, 1.5)),
+    row('lm', 0.8, None, None),
+  ]
+  some = {'left_out': {'lm g=8': 'why', 'self g=4': 'why'}}
+  assert table.speeds({'rows': [PLAIN, *rows]} | some) == (
+    'eagle 1.50x (1.20 to 1.80) [parts: 1.20x]; lookup ~1.10x (0.90 to 1.30); '
+    'lm ~0.80x; self left out by its prediction',
+    '267',
+    '1.30x (1.10 to 1.50)',
+  )
+  unforeseen = table.speeds({'rows': [PLAIN, rows[-1]]})
+  assert unforeseen == ('lm ~0.80x', '267', '-')
+  one = row('lm', 2.0, 1.9, 2.1, 2.0, (1.9, None, None))
+  assert table.speeds({'rows': [PLAIN, one]}).predicted == '1.90x'
+  alone = table.speeds({'rows': [PLAIN], 'left_out': {'lm g=2': ''}})
+  assert alone == ('lm left out by its prediction', '267', '-')
+
+
+PROGRAM = """
+import pathlib, sys
+runs = pathlib.Path({runs!r})
+ran = len(runs.read_text()) if runs.exists() else 0
+runs.write_text('x' * (ran + 1))
+print('a line')
+print({documents!r}[ran])
+sys.exit({status})
+"""
+
+
+@pytest.fixture(name='measured')
+def _measured(tmp_path, monkeypatch):
+  """Runs a command that prints these documents in turn: (stored, how often)."""
+
+  def run(*gains, status=0):
+    documents = [
+      json.dumps({'rows': [PLAIN, row('lm', x, 1, 2, 1.0)]}) for x in gains
+    ]
+    runs, program = tmp_path / 'runs', tmp_path / 'program.py'
+    program.write_text(
+      PROGRAM.format(runs=str(runs), documents=documents, status=status)
+    )
+    one = table.Headline('a row', str(program), table.speeds)
+    monkeypatch.setattr(table, 'HEADLINES', {'one': one})
+    monkeypatch.setattr(table, 'path', lambda name: tmp_path / f'{name}.json')
+    table.measure('one')
+    return json.loads((tmp_path / 'one.json').read_text()), len(
+      runs.read_text()
+    )
+
+  return run
+
+
+def test_a_result_that_its_parts_contradict_is_measured_once_more(measured):
+  stored, runs = measured(1.1)
+  assert runs == 1 and stored['command'].endswith('program.py')
+  assert {'cpu', 'commit', 'dirty'} <= set(stored['machine'])
+
+
+def test_and_the_second_is_stored_whatever_it_is(measured):
+  stored, runs = measured(1.3, 1.4)
+  assert runs == 2 and stored['rows'][1]['improvement']['value'] == 1.4
+  assert '[parts: 1.00x]' in table.speeds(stored).result
+
+
+def test_a_failed_command_stores_nothing(measured, tmp_path):
+  with pytest.raises(ValueError, match='status 3; nothing is stored'):
+    measured(1.1, status=3)
+  assert not (tmp_path / 'one.json').exists()
+
+
+def test_what_is_not_measured_yet_is_no_row(monkeypatch, tmp_path):
+  whole = table.rows()
+  stored = table.path('stored')
+  monkeypatch.setattr(
+    table, 'path', lambda x: stored if x == 'stored' else tmp_path / x
+  )
+  assert table.rows() == whole[:3] and 'Q4_1' in whole[2]
