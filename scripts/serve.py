@@ -50,8 +50,12 @@ def key() -> str:
 
 
 def run() -> bool:
-  limits = dict(key=key(), seconds=_SECONDS.value, record=_RECORD.value)
-  limits['origins'] = _ORIGINS.value
+  limits = dict(
+    key=key(),
+    seconds=_SECONDS.value,
+    record=_RECORD.value,
+    origins=_ORIGINS.value,
+  )
   s = settings.settings(batch.one_method(_CONFIG.value))
   e = settings.load(s, tokens=_ROWS.value * _LENGTH.value)
   engine = settings.first(e, measure=False)

@@ -41,8 +41,9 @@ class Corpus(NamedTuple):
 
   def ids(self, text: str, tokenizer: tokenizer_lib.Tokenizer) -> list[int]:
     """A text's as they were decoded, if they were; else with an end."""
-    if found := self.said and self.said.get((text, tokenizer.fingerprint())):
-      return found
+    key = (text, tokenizer.fingerprint()) if self.said else ('', '')
+    if said := self.said.get(key):
+      return said
     found, end = tokenizer.encode(text), end_of(tokenizer)
     return found if found[-1:] == [end] else [*found, end]
 
