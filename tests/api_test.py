@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import pydoc
 
 import jax
@@ -14,6 +15,7 @@ from specdec_jax import api, build, completion, requests, sharding
 from specdec_jax.certify import table_model
 from specdec_jax.io import sources, tokenizer
 from specdec_jax.models import convert
+from tests.io import tiny
 
 COMMON = dict(max_new_tokens=20, temperature=0.9, seed=3)
 PROMPTS = [[5, 6, 7, 5, 6], [1], [9, 8, 7, 9, 8, 7, 9]]
@@ -373,6 +375,30 @@ def test_the_likeliest_tokens_and_their_log_probabilities(target, plain):
     assert len(set(ids)) == 3 and sorted(chances, reverse=True) == [*chances]
     assert logprob <= chances[0]
     assert dict(top).get(token, logprob) == logprob
+
+
+@pytest.mark.more
+def test_a_base_model_drafts_for_an_instruct_model(tmp_path):
+  """With other ends, padding and added tokens, and without what chats need."""
+  folders = [tmp_path / x for x in ('target', 'draft')]
+  for folder, vocab in zip(folders, (320, 384), strict=True):
+    tiny.write_folder(folder, tiny.config(vocab=vocab))
+  both = dict(eos_token_id=[259, 258], pad_token_id=0)
+  (folders[0] / 'generation_config.json').write_text(json.dumps(both))
+  (folders[1] / 'tokenizer_config.json').unlink()
+  specials = ('<base>', '<pad>', '<end>')
+  tiny.byte_tokenizer(specials).save(str(folders[1] / 'tokenizer.json'))
+  path = folders[1] / 'config.json'
+  raw = json.loads(path.read_text()) | dict(eos_token_id=260)
+  path.write_text(json.dumps(raw))
+  target, draft = map(specdec_jax.load, folders)
+  ends = [x.tokenizer.eos_ids for x in (target, draft)]
+  assert ends == [(259, 258), (260,)]
+  write = lambda **how: [
+    x.tokens
+    for x in specdec_jax.generate(target, PROMPTS, max_new_tokens=16, **how)
+  ]
+  assert write(draft=draft, gamma=2) == write(draft=None)
 
 
 def test_a_draft_of_another_tokenizer_is_refused(target, draft):

@@ -103,7 +103,7 @@ class Tokenizer:
     have, such as the image token of Gemma 3's text models.
     """
     if self.size <= vocab:
-      return self
+      return dataclasses.replace(self, limit=vocab)
     added = self.inner.get_added_tokens_decoder()
     special = {i for i, token in added.items() if token.special}
     used = {*self.eos_ids[:1], self.bos_id}
@@ -149,37 +149,33 @@ class Tokenizer:
 
   @functools.lru_cache(maxsize=8)  # noqa: B019, of few tokenizers
   def fingerprint(self) -> str:
-    """SHA-256 over all that check_same compares."""
-    content = json.dumps([self.tokens(), _own_specials(self)])
+    """SHA-256 of the tokens, and of what begins and ends a text."""
+    first = self.bos_id if self.add_bos else None
+    end = self.eos_ids[0] if self.eos_ids else None
+    ends = ['first (bos)', first], ['end (eos)', end]
+    content = json.dumps([self.tokens(), ends])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-  """Raises ValueError for the first id that means another token in a draft."""
+  """Raises ValueError for the first id that means another token in a draft.
 
-  def check(what: str, x, y) -> None:
-    if x != y:
+  Where none has a token of its vocabulary, only added ones, what they are is
+  the target's alone, as is what begins and ends a text.
+  """
+  added = [t.inner.get_added_tokens_decoder() for t in (target, draft)]
+  rows = draft.limit or draft.size
+  pairs = itertools.zip_longest(target.tokens(), draft.tokens())
+  for i, (x, y) in enumerate(pairs):
+    each = zip((x, y), added, strict=True)
+    free = i < rows and all(t is None or i in own for t, own in each)
+    if x != y and not free:
+      x, y = ('unused' if t is None else repr(t) for t in (x, y))
       raise ValueError(
         f'target {target.source} and draft {draft.source} have different '
-        f'tokenizers: {what} is {x} for the target and {y} for the draft; use '
+        f'tokenizers: id {i} is {x} for the target and {y} for the draft; use '
         'a draft with the tokenizer of its target'
       )
-
-  pairs = itertools.zip_longest(target.tokens(), draft.tokens())
-  for i, pair in enumerate(pairs):
-    check(f'id {i}', *('unused' if x is None else repr(x) for x in pair))
-  theirs = dict(_own_specials(draft))
-  for name, x in _own_specials(target):
-    check(f'the {name} id', x, theirs[name])
-
-
-def _own_specials(t: Tokenizer) -> list[tuple[str, int | None]]:
-  # Only the first of eos_ids: for the same tokenizer generation_config.json
-  # lists more than a GGUF file does, and decoding uses the target's.
-  return [
-    ('first (bos)', t.bos_id if t.add_bos else None),
-    ('end (eos)', t.eos_ids[0] if t.eos_ids else None),
-  ]
 
 
 def from_bytes(vocab: int, source: str) -> Tokenizer:

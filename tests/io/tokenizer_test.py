@@ -10,6 +10,7 @@ from specdec_jax import completion, requests
 from specdec_jax.io import tokenizer
 from tests.io import stream_test, tiny
 
+MERGES = ('h', 'e'), ('he', 'l')
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
 
@@ -58,24 +59,47 @@ def test_check_same_accepts_other_paddings_and_ends():
 
 def test_check_same_names_the_first_difference():
   a = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
-  b = wrap(tiny.byte_tokenizer(('<|im_start|>', '<eos>')), eos_ids=(259,))
-  with pytest.raises(ValueError, match=r"id 259 is '<\|im_end\|>'.*'<eos>'"):
+  b = wrap(tiny.byte_tokenizer(merges=(('h', 'e'), ('l', 'l'))))
+  with pytest.raises(ValueError, match="id 257 is 'hel' .* and 'll' for the"):
     tokenizer.check_same(a, b)
   assert a.fingerprint() != b.fingerprint()
-  c = wrap(tiny.byte_tokenizer(('<|im_start|>',)), eos_ids=(258,))
-  with pytest.raises(ValueError, match=r"id 259 is '<\|im_end\|>'.*unused"):
-    tokenizer.check_same(a, c)
+  # A vocabulary that is longer, even by one token, is another one.
+  longer = wrap(tiny.byte_tokenizer((), merges=(*MERGES, ('l', 'o'))))
+  for other in (a, wrap(tiny.byte_tokenizer(())).cut_to(300, 'x')):
+    with pytest.raises(ValueError, match="id 258 is .*'lo' for the draft"):
+      tokenizer.check_same(other, longer)
+    with pytest.raises(ValueError, match="id 258 is 'lo' for the target"):
+      tokenizer.check_same(longer, other)
 
 
-def test_check_same_names_special_ids():
+def test_added_tokens_of_a_draft_may_be_others():
+  """They are called, or used, as the target has them, or not at all."""
+  a = wrap(tiny.byte_tokenizer(('<a>', '<b>')))
+  others = ('<a>', '<eos>'), ('<b>', '<a>'), ('<a>', '<b>', '<c>'), ('<a>',)
+  for specials in others:
+    b = wrap(tiny.byte_tokenizer(specials)).cut_to(260 + len(specials), 'x')
+    tokenizer.check_same(a, b)
+    assert a.fingerprint() != b.fingerprint()
+  # But a draft has no row for an id past its own.
+  b = wrap(tiny.byte_tokenizer(('<a>',)))
+  for b in (b, b.cut_to(259, 'x')):
+    with pytest.raises(ValueError, match="id 259 is '<b>' .* and unused for"):
+      tokenizer.check_same(a, b)
+
+
+def test_what_begins_and_ends_a_text_is_the_targets_alone():
   a = wrap(tiny.byte_tokenizer(), eos_ids=(259,), bos_id=258, add_bos=True)
-  b = dataclasses.replace(a, eos_ids=(258,))
-  with pytest.raises(ValueError, match='end .eos. id is 259 .* 258 for the d'):
+  for changes in (
+    dict(eos_ids=(258,)),
+    dict(eos_ids=()),
+    dict(add_bos=False),
+    dict(bos_id=259),
+    dict(bos_id=None, add_bos=False),
+  ):
+    b = dataclasses.replace(a, **changes)
     tokenizer.check_same(a, b)
-  b = dataclasses.replace(a, add_bos=False)
-  with pytest.raises(ValueError, match='first .bos. id is 258 .*and None'):
-    tokenizer.check_same(a, b)
-  assert a.fingerprint() != b.fingerprint()
+    tokenizer.check_same(b, a)
+    assert a.fingerprint() != b.fingerprint()
 
 
 def test_a_sentencepiece_file_gives_sentencepieces_ids():
