@@ -81,8 +81,8 @@ def test_added_tokens_of_a_draft_may_be_others():
     tokenizer.check_same(a, b)
     assert a.fingerprint() != b.fingerprint()
   # But a draft has no row for an id past its own.
-  b = wrap(tiny.byte_tokenizer(('<a>',)))
-  for b in (b, b.cut_to(259, 'x')):
+  less = wrap(tiny.byte_tokenizer(('<a>',)))
+  for b in (less, less.cut_to(259, 'x')):
     with pytest.raises(ValueError, match="id 259 is '<b>' .* and unused for"):
       tokenizer.check_same(a, b)
 
