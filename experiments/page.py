@@ -93,6 +93,14 @@ def plain(doc: Any) -> Any:
   return json.loads(printing.compact(doc))
 
 
+def kept(known: Mapping[str, Any] | None, doc: Mapping[str, Any]) -> list:
+  """The cells of an older document, if all else of it is as in doc."""
+  same = lambda x: {name: x[name] for name in doc if name != 'cells'}
+  if known and same(known) == plain(same(doc)):
+    return known['cells']
+  return []
+
+
 def differing(audit: Mapping[str, Any], failed: int = 0) -> str:
   """What differs from plain decoding: '3 of 28: 2 tie 1 BUG', or what may."""
   told = {'distribution': 'same distribution', 'nothing': 'LOSSY'}

@@ -152,6 +152,20 @@ def test_windows_have_what_the_page_draws():
   assert (answer['prompt'], answer['reason']) == ('ask', 'length')
 
 
+def test_what_came_after_a_stop_string_is_not_counted():
+  """A window is drawn; two more were decoded before the stop was seen."""
+  found = answered('ask', [('ab', 'x', 'c')])
+  (window,) = found.record.windows
+  counts = dict(
+    emitted_tokens=9, target_calls=3, drafted_tokens=8, accepted_tokens=6
+  )
+  origins = dict(tokens=window.tokens, origins=window.origins)
+  (answer,) = drawn(dataclasses.replace(found, metrics=counts, **origins))[
+    'answers'
+  ]
+  assert [*answer['counts'].values()] == [3, 1, 3, 2]
+
+
 def test_the_page_is_written_or_refused(tmp_path):
   answers = [answered('ask', [('', '', 'x' * n)]) for n in (1, 2)]
   for wrong in [], [answered('', [], record=None)]:

@@ -38,6 +38,8 @@ def test_builds_at_tiny(name):
   arms = plan_lib.arms(e, measure=False)
   assert arms[0].engine.drafter is decode.PLAIN
   assert {arm.drafter for arm in arms[1:]} == set(e.settings.decode.methods)
+  named = [(arm.drafter, arm.gamma) for arm in arms]
+  assert len(named) == len({*named}) >= 1 + len(e.settings.decode.methods)
   for arm in arms[1:]:
     assert arm.engine.drafter.gamma >= arm.gamma > 0
     if arm.drafter == 'lm':

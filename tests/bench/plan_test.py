@@ -101,6 +101,14 @@ def test_a_prompt_and_a_method_given_twice_are_one():
   plan = plan_lib.make(e, [one, again, two, three, again])
   found = sorted(x.id for x in plan.test + plan.calibration)
   assert found == sorted([one.id, two.id, three.id])
+  # By its source, of a model with an encoder, which has no other prompt.
+  e = experiment(target={'source': 'random:t5_tiny'}, bench=whole)
+  some = [
+    prompts.Prompt(str(i), 'ab'[i % 2], (f'tell {i}',)) for i in range(12)
+  ]
+  plan = plan_lib.make(e, [*some, dataclasses.replace(some[0], id='again')])
+  items = plan.test + plan.calibration
+  assert sorted(x.id for x in items) == sorted(x.id for x in some)
 
 
 def test_pools_on_a_mesh_have_rows_that_it_divides():
@@ -116,6 +124,8 @@ def test_sources_are_cut_and_read_before_the_first_token():
   plan = plan_lib.make(e, prompts.builtin()[:12])
   end = e.target.tokenizer.eos_ids[0]
   items = plan.test + plan.calibration
+  # One of each of three categories: the empty prompts are no copies.
+  assert (len(plan.test), len(plan.calibration)) == (2, 1)
   assert {len(x.source) for x in items} == {20} and plan.sources == 20
   assert all(x.source[-1] == end and x.tokens == (0,) for x in items)
   first = next(p for p in prompts.builtin() if p.id == items[0].id).turns[0]

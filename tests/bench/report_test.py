@@ -301,6 +301,19 @@ def test_a_table_follows_attributes_to_a_value_or_to_nothing(capsys):
   lines = [x.split() for x in capsys.readouterr().out.splitlines()]
   assert ['lm', 'g=4', '1.5', '0.50', '50%'] in lines
   assert ['lookup', 'g=4', '-', '-', '50%'] in lines
+  assert tables.show(0.0, '{:.0%}') == '0%'  # known
+
+
+def test_whole_requests_have_a_column_of_their_own(capsys):
+  rows = [row('lm', WON), row('lookup', LOST, whole=gain(0.9, 0.85, 0.95))]
+  printing.console().print(tables.table('Speed', rows, tables._SPEED))
+  lines = [x.split() for x in capsys.readouterr().out.splitlines()]
+  lm, lookup = (
+    next(x for x in lines if x[:1] == [n]) for n in ('lm', 'lookup')
+  )
+  cells = lambda x: [y for y in x if y[0].isdigit()][:3]
+  assert cells(lm) == ['5.0', '1.50', '1.25']
+  assert cells(lookup) == ['5.0', '0.80', '0.90']
 
 
 def test_without_a_prediction_it_is_said_why(capsys):

@@ -67,15 +67,17 @@ def test_the_commit_is_the_last_that_changed_code(tmp_path, monkeypatch):
 
   git('init', '-q')
   heads = []
-  for path in 'code.py', 'README.md', 'tests/x_test.py', 'more.py':
-    (tmp_path / path).parent.mkdir(exist_ok=True)
+  written = 'README.md', 'tests/x_test.py', 'experiments/a/results/a.json'
+  for path in 'code.py', *written, 'experiments/a/table.py':
+    (tmp_path / path).parent.mkdir(exist_ok=True, parents=True)
     (tmp_path / path).write_text(path)
     git('add', '.')
     git('commit', '-qm', path)
     heads.append((machine.commit(), machine.commit(*page.WRITTEN)))
-  (code, _), (readme, _), (test, _), (more, _) = [x for x, _ in heads]
-  assert len({code, readme, test, more}) == 4
-  assert [x for _, (x, _) in heads] == [code, code, code, more]
+  every = [x for (x, _), _ in heads]
+  code, more = every[0], every[-1]
+  assert len({*every}) == len(every) == 5
+  assert [x for _, (x, _) in heads] == [code] * 4 + [more]
   (tmp_path / 'README.md').write_text('changed')
   assert machine.commit(*page.WRITTEN) == (more, False)
   assert machine.commit() == (more, True)
@@ -153,6 +155,12 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
   go(*others)  # each row is opened once for both tables
   assert opened[3:] == ['chat', 'titles']
   assert done[3:] == ['chat', 'chat', 'titles', 'titles']
+  # What changed code measured is measured again.
+  doc = (tmp_path / 'chat.json').read_text()
+  changed = doc.replace('"dirty":false', '"dirty":true')
+  (tmp_path / 'chat.json').write_text(changed)
+  go()
+  assert done[7:] == ['chat'] and changed != doc
   monkeypatch.setattr(machine, 'commit', lambda *_: ('b' * 40, False))
   del every['titles']
   doc = (tmp_path / 'chat.json').read_text().replace('a' * 40, 'c' * 40)

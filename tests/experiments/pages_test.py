@@ -66,9 +66,11 @@ CELLS = {
 TWO, THREE, FIVE, BLOCK = CELLS
 
 
-def stored(folder, cells, name='chat', commit='c', gate=None, **machine):
+def stored(
+  folder, cells, name='chat', commit='c', gate=None, quick=False, **machine
+):
   about = reports.MACHINE | {'commit': commit * 40, 'dirty': False} | machine
-  doc = {'quick': False, 'machine': about, 'gate': gate, 'cells': cells}
+  doc = {'quick': quick, 'machine': about, 'gate': gate, 'cells': cells}
   folder.mkdir(exist_ok=True)
   (folder / f'{name}.json').write_text(json.dumps(doc))
 
@@ -98,6 +100,13 @@ def test_a_page_says_which_machine_measured_which_rows(tmp_path):
   text = rendered(THREE, tmp_path)
   made = 'Commit cccccccccccc, 2 cores'
   assert f'titles, maths: {made}, A' in text and f' chat: {made}, B' in text
+
+
+def test_one_row_of_tiny_models_is_warned_of(tmp_path):
+  stored(tmp_path, CELLS[THREE], 'chat')
+  assert 'QUICK' not in rendered(THREE, tmp_path)
+  stored(tmp_path, CELLS[THREE], 'maths', quick=True)
+  assert rendered(THREE, tmp_path).startswith('QUICK: tiny random models')
 
 
 @pytest.mark.parametrize(

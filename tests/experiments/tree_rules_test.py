@@ -169,6 +169,15 @@ def test_a_page_of_what_was_found_so_far():
   assert '| 2,2 | coupled | = reject | 2.50 (2.50 to 2.50) |' in text
 
 
+def test_cells_are_kept_of_the_same_code_and_settings_only():
+  doc = {'machine': {'commit': 'a'}, 'new': 8, 'trees': ('2,2',), 'cells': []}
+  known = page.plain(doc | {'cells': [1, 2]})
+  assert page.kept(known, doc) == [1, 2]
+  for other in {'machine': {'commit': 'b'}}, {'new': 9}:
+    assert page.kept(known | other, doc) == []
+  assert page.kept(None, doc) == []
+
+
 @pytest.mark.slow
 def test_a_tiny_run_goes_on_where_it_was(tmp_path):
   asked = tmp_path / 'question.jsonl'
