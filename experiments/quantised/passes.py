@@ -15,7 +15,7 @@ from absl import flags
 from experiments import page
 from specdec_jax import machine, printing, program
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget, prompts, timing
+from specdec_jax.bench import benchmark, budget, prompts, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration
 from specdec_jax.models import work
@@ -51,7 +51,8 @@ def run() -> bool:
         f'{page.made_on(about)} A plain step and passes of n tokens, alone; '
         f'medians of {_REPEATS.value} samples.',
         'target, MB=mb:.0f, tok/s=tok_s:.1f, of ceiling=share:.2f, '
-        + ', '.join(f'v({n})=v{n}:.2f' for n in _WIDTHS),
+        + ', '.join(f'v({n})=v{n}:.2f' for n in _WIDTHS)
+        + ', TV=tv:.2g, KL nats=kl:.2g',
         rows,
       )
     )
@@ -67,6 +68,10 @@ def _row(s: settings_lib.Settings) -> dict:
   arms = plan_lib.arms(e, measure=False)
   plan = plan_lib.make(e, prompts.chosen(s.bench.prompts))
   request = plan_lib.middle(arms, plan, budget.WINDOWS).full
+  # Of rows of 8 bits, from the same weights in float32.
+  away = None
+  if s.target.kernels == 'int8':
+    away = benchmark.distance(e, arms, plan, 'float32')
   ceiling, read = timing.ceiling(arms, plan)
   gb_s: list[float] = []  # memory is not as fast a minute later
   list(timing.reading(range(_REPEATS.value), read, gb_s))
@@ -79,6 +84,8 @@ def _row(s: settings_lib.Settings) -> dict:
     tok_s=1 / parts.step,
     share=1 / parts.step / ceiling.tok_s,
     **{f'v{n}': parts.verify[n] for n in _WIDTHS},
+    tv=away and away.total_variation,
+    kl=away and away.kl,
   )
 
 

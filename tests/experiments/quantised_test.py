@@ -205,3 +205,4 @@ def test_what_passes_of_a_tiny_file_cost(tmp_path):
   for x in rows:
     assert f'| {x["target"]} | {x["mb"]:.0f} | {x["tok_s"]:.1f} | ' in out
     assert x['v8'] > 0 and x['share'] > 0
+    assert (x['tv'] is not None) == ('int8 rows' in x['target'])
