@@ -176,6 +176,13 @@ def test_a_draft_of_speculators_is_read_alike(tmp_path):
   one, two = (dflash_folder.fit(source, target) for _, source in made)
   assert one[0] == two[0]
   tiny.check_equal(one[1], two[1])
+  # Without a size: that of its class.
+  path = made[1][1] / 'config.json'
+  raw = json.loads(path.read_text())
+  del raw['block_size']
+  path.write_text(json.dumps(raw))
+  blocks, _ = dflash_folder.fit(made[1][1], target)
+  assert (blocks.size, one[0].size) == (8, SIZE)
 
 
 # --- refusals -----------------------------------------------------------------

@@ -169,6 +169,55 @@ def test_gguf_tokenizers_that_are_refused(tmp_path, changes, message):
     vocabulary.read(file, 'here')
 
 
+@pytest.mark.parametrize(
+  'make, absent, stands_for',
+  [
+    ('bytes', 'pre', 'default'),
+    ('bytes', 'token_type', np.ones(258, int)),
+    ('bytes', 'add_bos_token', False),
+    ('pieces', 'scores', np.zeros(271)),
+    ('pieces', 'bos_token_id', 1),
+    ('pieces', 'eos_token_id', 2),
+    ('pieces', 'unknown_token_id', 0),
+    ('pieces', 'add_bos_token', True),
+    ('pieces', 'add_space_prefix', True),
+  ],
+)
+def test_an_absent_field_means_what_llama_cpp_takes_it_for(
+  tmp_path, make, absent, stands_for
+):
+  """The defaults of src/llama-vocab.cpp."""
+  make = {'bytes': bytes_file, 'pieces': sentencepiece_file}[make]
+  how = {} if make is sentencepiece_file else {'pre': 'gpt-2'}
+  said = make(tmp_path, **how | {absent: stands_for})
+  file = make(tmp_path, **how)
+  file.fields.pop(f'tokenizer.ggml.{absent}', None)
+  one, two = (vocabulary.read(x, 'here') for x in (file, said))
+  facts = lambda t: [
+    *(t.eos_ids, t.bos_id, t.add_bos, t.specials),
+    *(t.encode(x) for x in (TEXT, "It's 3312 ab\n\n  x", 'hello<e>')),
+  ]
+  assert facts(one) == facts(two)
+
+
+def test_words_without_a_rule_are_said(tmp_path, caplog):
+  """A default may cut words as the model never saw them."""
+  for pre in ('', 'default'):
+    vocabulary.read(bytes_file(tmp_path, pre), 'here')
+    assert ('no tokenizer.ggml.pre' in caplog.text) == (not pre)
+    caplog.clear()
+
+
+@pytest.mark.parametrize('kind, ends', [(3, 11), (1, None)])
+def test_gguf_ids_of_falcon_need_no_field(tmp_path, kind, ends):
+  """llama.cpp takes 11 for both, which in other vocabularies is a word."""
+  kinds = np.array([1] * 11 + [kind] + [1] * 246)
+  file = bytes_file(tmp_path, 'gpt-2', token_type=kinds)
+  del file.fields['tokenizer.ggml.eos_token_id']
+  t = vocabulary.read(file, 'here')
+  assert t.eos_ids == (() if ends is None else (ends,)) and t.bos_id == ends
+
+
 def test_gguf_unused_tokens_are_padding(tmp_path):
   kinds = np.array([1] * 257 + [3, 5, 5])
   file = bytes_file(tmp_path, 'gpt-2', token_type=kinds)

@@ -546,7 +546,7 @@ def test_other_scales_have_no_place(name, tmp_path):
 @pytest.mark.parametrize(
   'case, changes, message',
   [
-    ('awq: gemv, 32', dict(group_size=None), 'group_size=None; a number is'),
+    ('awq: gemv, 32', dict(group_size='32'), 'group_size=.32.; a number'),
     ('awq: gemv, 32', dict(group_size=48), 'of 48: qweight I32 .32, 8.'),
     ('compressed: 4 bits, groups', groups_of(5), r'0 ways fit \[5\] bits, of'),
     ('mlx: 8 bits', dict(group_size=64), 'groups of 64'),
@@ -557,6 +557,30 @@ def test_settings_that_no_part_fits(case, changes, message):
   facts, parts = CASES[case]
   with pytest.raises(ValueError, match=message):
     planned(facts['settings'] | changes, parts)
+
+
+@pytest.mark.parametrize(
+  'case, absent, stands_for',
+  [
+    ('awq: gemv, 128', 'group_size', 128),
+    ('awq: gemm, 16', 'version', 'gemm'),
+    ('gptq: 4 bits, symmetric', 'checkpoint_format', 'gptq'),
+    ('gptq: 4 bits, symmetric', 'bits', 4),
+    ('gptq: 2 bits', 'checkpoint_format', 'gptq'),
+    ('fp8: blocks of 128', 'weight_block_size', [128, 128]),
+  ],
+)
+def test_an_absent_setting_means_what_its_reader_takes_it_for(
+  case, absent, stands_for
+):
+  facts, parts = CASES[case]
+  given = dict(facts['settings'])
+  given.pop(absent, None)
+  one = opened(given, parts).get('x.weight')
+  two = opened(given | {absent: stands_for}, parts).get('x.weight')
+  np.testing.assert_array_equal(one, two)
+  want = opened(facts['settings'], parts).get('x.weight')
+  np.testing.assert_array_equal(one, want)
 
 
 NAMES = ('x', 'model.x', 'language_model.x', 'model.language_model.x')

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 import tokenizers
+from absl import logging
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from specdec_jax.io import tokenizer as text
@@ -74,15 +75,16 @@ CODE_ENDS = {
   'fim_rep': '<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>'.split(),
   'fim_sep': ['<|file_sep|>'],
 }
-# Ids that no field has to name, of model 'llama'.
-_IDS = {'unknown': 0, 'bos': 1, 'eos': 2}
+# Ids that no field has to name. Those of 'gpt2' are Falcon's, else a word's.
+_IDS = {
+  'llama': {'unknown': 0, 'bos': 1, 'eos': 2},
+  'gpt2': {'bos': 11, 'eos': 11},
+}
 
 
 def read(file: File, source: str) -> text.Tokenizer:
   tokens = file.field('tokenizer.ggml.tokens', list)
-  kinds = [NORMAL] * len(tokens)
-  if 'tokenizer.ggml.token_type' in file.fields:
-    kinds = _column(file, 'token_type', len(tokens))
+  kinds = _column(file, 'token_type', len(tokens), NORMAL)
   real = [i for i, kind in enumerate(kinds) if kind != UNUSED]
   ids = {tokens[i]: i for i in real}
   if len(ids) != len(real):
@@ -99,8 +101,9 @@ def read(file: File, source: str) -> text.Tokenizer:
   inner.add_tokens(
     [token(tokens[i], special=kinds[i] == CONTROL) for i in added]
   )
-  known = _IDS if model == 'llama' else {}
-  known = {x: i for x, i in known.items() if inner.id_to_token(i) is not None}
+  fits = lambda i: model == 'llama' or kinds[i] == CONTROL
+  has = lambda i: inner.id_to_token(i) is not None
+  known = {x: i for x, i in _IDS[model].items() if has(i) and fits(i)}
   for name in ('bos', 'eos', 'eot', 'eom', 'unknown', 'padding', *CODE_ENDS):
     i = file.fields.get(f'tokenizer.ggml.{name}_token_id', known.get(name))
     if i is None:
@@ -143,8 +146,10 @@ def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
   return ends
 
 
-def _column(file, name: str, count: int) -> list[float]:
-  values = file.field(f'tokenizer.ggml.{name}', np.ndarray)
+def _column(file, name: str, count: int, usual: float) -> list[float]:
+  """A number of each token; usual: what the field's absence stands for."""
+  absent = np.full(count, usual)
+  values = file.field(f'tokenizer.ggml.{name}', np.ndarray, absent)
   if len(values) != count:
     raise ValueError(f'{file.path}: {count} tokens, {len(values)} of {name}')
   return values.tolist()
@@ -152,7 +157,10 @@ def _column(file, name: str, count: int) -> list[float]:
 
 def _byte_level(file, ids, tokens, kinds):
   """A BPE like GPT-2's: bytes as printable characters, merges by rank."""
-  pre = file.field('tokenizer.ggml.pre', str)
+  if not (pre := file.field('tokenizer.ggml.pre', str, '')):
+    warning = '%s: no tokenizer.ggml.pre: words are cut as under "default"'
+    logging.warning(warning, file.path)
+    pre = 'default'
   if pre not in PRE:
     raise ValueError(
       f'{file.path}: tokenizer.ggml.pre {pre!r} is not known; allowed are '
@@ -174,7 +182,7 @@ def _byte_level(file, ids, tokens, kinds):
 
 def _sentencepiece(file, ids, tokens, kinds):
   """A BPE like Llama 2's: spaces are U+2581, bytes <0x0A>, merges by score."""
-  scores = _column(file, 'scores', len(tokens))
+  scores = _column(file, 'scores', len(tokens), 0.0)
   unknown = [tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN]
   bpe = tokenizers.models.BPE(
     ids,

@@ -62,7 +62,8 @@ def _block(
   kind = raw.get('speculators_model_type', kind)
   if kind not in _KINDS:
     raise ValueError(f'{where}: {kind} is no DFlash draft; give {FORM}')
-  said = raw | (raw.get('dflash_config') or {})
+  usual = dict(block_size=8) if kind == 'dflash' else {}  # speculators'
+  said = usual | raw | (raw.get('dflash_config') or {})
   mask, size = (said.get(x, -1) for x in ('mask_token_id', 'block_size'))
   whole = type(mask) is type(size) is int
   if not whole or size < 2 or not 0 <= mask < target.config.vocab:

@@ -36,7 +36,7 @@ def plan(m: form.Module) -> form.Plan:
     O, I = (4 * rows, columns) if fast else (rows, 8 * columns)
     form_of = _fast if fast else _gemv
     # The padded parts do not tell it.
-    group = m.settings.get('group_size')
+    group = m.settings.get('group_size', 128)
     if type(group) is not int or (group < 1 and group != -1):
       m.refuse(f'group_size={group!r}; a number is needed, or -1')
     group = I if group == -1 else group
