@@ -35,10 +35,13 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
   count = data.prompts + data.held_out
   if data.source == sections.QUESTIONS:
     return _asked(data, target, generated(count, data.seed))
+  draw = np.random.default_rng(data.seed)
+  if data.chat and (chats := text.chats(data.source, data.field)):
+    found = [chats[i] for i in draw.permutation(len(chats))]
+    return _asked(data, target, found)
   corpus = text.read(
     data.source, field=data.field, source_field=data.source_field
   )
-  draw = np.random.default_rng(data.seed)
   if data.chat or target.start is not None:
     found = corpus.sources or corpus.documents
     if not (corpus.sources or data.chat):  # paragraphs
@@ -88,9 +91,9 @@ def _pairs(
 
 
 def _asked(
-  data: sections.Data, target: build.LanguageModel, texts: Sequence[str]
+  data: sections.Data, target: build.LanguageModel, texts: Sequence[Any]
 ) -> Prompts:
-  """The first prompts, of these texts, that leave room for an answer.
+  """The first prompts, of these texts or chats, that leave room for an answer.
 
   A source that is too long keeps its beginning.
   """
@@ -98,7 +101,7 @@ def _asked(
   number = lambda items: [x._replace(number=i) for i, x in enumerate(items)]
   most = completions.source_room(data, target)
   for read, prompt in enumerate(texts, 1):
-    if target.start is not None:
+    if target.start is not None and isinstance(prompt, str):
       prompt = target.tokenizer.encode(prompt)
       if not prompt:  # nothing that an encoder could read
         continue

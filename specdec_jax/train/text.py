@@ -13,6 +13,7 @@ import numpy as np
 import tokenizers
 from absl import logging
 
+from specdec_jax import requests
 from specdec_jax.io import files
 from specdec_jax.io import tokenizer as tokenizer_lib
 
@@ -103,6 +104,21 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
       'hf:org/name[:config]/split, stdlib, stdlib:prose'
     )
   return _corpus(source, _decoded(pathlib.Path(source)).split(END))
+
+
+def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
+  """The different conversations in `field` or 'messages' of rows, each up to
+  its last question; none where the first row has no messages."""
+  found = {}
+  for _, row in _rows(source) or ():
+    said = row.get(field, row.get('messages'))
+    if not requests.is_chat(said):
+      break
+    role = lambda x: isinstance(x, dict) and x.get('role')
+    asked = [i for i, x in enumerate(said, 1) if role(x) == 'user']
+    some = said[: max(asked, default=0)]
+    found[json.dumps(some)] = some
+  return [x for x in found.values() if x]
 
 
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
@@ -306,8 +322,10 @@ def _texts(row: dict[str, Any], fields: Sequence[str], where: str) -> list[str]:
     value = row.get(field)
     parts: list[Any] = value if isinstance(value, list) else [value]
     if not all(isinstance(x, str) for x in parts):
+      said = row.values()
       raise ValueError(
         f'{where}: no text in field {field!r}; the fields are {", ".join(row)}'
+        + '; messages are for data.chat=True' * any(map(requests.is_chat, said))
       )
     out.append('\n\n'.join(parts))
   if len(out) > 1 and not all(x.strip() for x in out):

@@ -56,6 +56,42 @@ def test_there_may_be_fewer_questions(monkeypatch):
   assert len(training_prompts.generated(90, 0)) == 38
 
 
+@pytest.mark.parametrize('field', ['text', 'messages', 'chat'])
+def test_chats_are_prompts_up_to_their_last_question(tmp_path, field):
+  """With their roles; what was answered then is not the teacher's."""
+  target = build.load('random:tiny')
+  say = lambda role, text: dict(role=role, content=text)
+  answer = say('assistant', 'so')
+  asked = [
+    [say('system', 'be brief'), say('user', 'a')],
+    [say('user', 'a')],
+    [say('user', 'a'), answer, say('user', 'b')],
+    [say('system', 'a')],
+    [say('user', 'long ' * 80)],
+  ]
+  rows = [[*asked[0], answer], asked[1], [*asked[2], answer, answer]]
+  rows += [[*asked[1], answer], [answer], *asked[3:]]
+  path = tmp_path / 'a.jsonl'
+  key = 'messages' if field == 'text' else field
+  path.write_text('\n'.join(json.dumps({key: x, 'id': 3}) for x in rows))
+  s = data(source=str(path), field=field, chat=True, prompts=2, held_out=1)
+  found = made(s, target)
+  want = [target.tokenizer.encode_chat(x) for x in asked[:3]]
+  assert sorted(found) == sorted(want)
+  less = dataclasses.replace(s, prompts=3)
+  with pytest.raises(ValueError, match='has 3 questions .* of 4'):
+    made(less, target)
+  # They are no text to train on.
+  with pytest.raises(ValueError, match='a.jsonl:1: no text .*chat=True'):
+    made(dataclasses.replace(s, chat=False), target)
+  with pytest.raises(ValueError, match='an encoder reads a text, not messag'):
+    made(s, build.load('random:t5_tiny'))
+  rows[1] = [3, say('user', 'x')]
+  path.write_text('\n'.join(json.dumps({key: x}) for x in rows))
+  with pytest.raises(ValueError, match='message 3: must be a dict'):
+    made(s, target)
+
+
 def test_questions_of_a_user_go_through_the_chat_template(tmp_path, caplog):
   asked = [f'what is {i}?' for i in range(12)] + ['why ' * 200]
   path = tmp_path / 'mine.jsonl'
