@@ -178,6 +178,21 @@ def test_the_page_says_of_every_promise_what_it_does_not_reach():
     assert 'Not: ' in ' '.join(about[1].split()) + ' ', promise.name
 
 
+def test_every_figure_of_the_log_has_its_command_or_page():
+  figure = r'\d(?:x| %| ms| tok/s)|\de-\d\d|\d\.\d\d'
+  command = r'`[^`]*(?:\.py|\.sh|pytest|\.ci/run|--rows)[^`]*`'
+  made_by = rf'{command}|\]\((?!http)|outside the repository|removed since'
+  log = (ROOT / 'LOG.md').read_text()
+  bare = []
+  for section in log.split('\n## ')[1:]:
+    head, *entries = re.split(r'\n(?=\* )', section)
+    for entry in entries:
+      text = ' '.join(entry.split())
+      if re.search(figure, text) and not re.search(made_by, head + text):
+        bare.append(text)
+  assert not bare and len(log) > 10_000
+
+
 def test_a_broken_link_is_seen():
   text = '[a](docs/none.md) [b](LOG.md#no-heading) [c](LOG.md#log) tests/no.py'
   wanted = ['docs/none.md#', 'LOG.md#no-heading', 'docs/none.md', 'tests/no.py']

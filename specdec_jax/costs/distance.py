@@ -80,16 +80,15 @@ def between(
 
 
 def divergence(p_BTV: Array, r_BTV: Array) -> Array:
-  """kl of log-probabilities, from terms r log(r / p) + p - r.
+  """kl of log-probabilities: the sum of r log(r / p) + p - r, none below 0.
 
-  They add up to it, and none is below 0: in float32 the terms r log(r / p),
-  which cancel, leave 1e-7. Of near p and r the series.
+  Of r log(r / p), which cancel, float32 leaves 1e-7. Of near ones the series.
   """
   gap_BTV = jnp.where(r_BTV > -jnp.inf, p_BTV - r_BTV, 1)
   r = jnp.exp(r_BTV)
   near_BTV = r * gap_BTV**2 * (1 / 2 + gap_BTV / 6)
-  far_BTV = jnp.exp(p_BTV) - r * (1 + gap_BTV)
-  return jnp.where(jnp.abs(gap_BTV) < 0.01, near_BTV, far_BTV).sum(-1)
+  far_BTV = jnp.exp(p_BTV) - r - r * gap_BTV
+  return jnp.where(abs(gap_BTV) < 0.01, near_BTV, far_BTV).sum(-1)
 
 
 @functools.partial(jax.jit, static_argnames=('models', 'chunk'))
