@@ -111,7 +111,7 @@ def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
   its last question; none where the first row has no messages."""
   found = {}
   for _, row in _rows(source) or ():
-    said = row.get(field, row.get('messages'))
+    said: Any = row.get(field, row.get('messages'))
     if not requests.is_chat(said):
       break
     role = lambda x: isinstance(x, dict) and x.get('role')

@@ -86,8 +86,7 @@ def test_chats_are_prompts_up_to_their_last_question(tmp_path, field):
     made(dataclasses.replace(s, chat=False), target)
   with pytest.raises(ValueError, match='an encoder reads a text, not messag'):
     made(s, build.load('random:t5_tiny'))
-  rows[1] = [3, say('user', 'x')]
-  path.write_text('\n'.join(json.dumps({key: x}) for x in rows))
+  path.write_text(json.dumps({key: [3, say('user', 'x')]}))
   with pytest.raises(ValueError, match='message 3: must be a dict'):
     made(s, target)
 
