@@ -227,7 +227,7 @@ FORM = method.Form(
 
 def recipe(world, gamma: int):
   """A drafter for the certificate: a random layer on the target's first layer,
-  which never drafts id 0."""
+  which never drafts id 0 of three or more."""
   config, params = eagle_drafter.random_layer(
     world, reads='context', tap_norm='none', last_norm='fed'
   )

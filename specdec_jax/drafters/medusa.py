@@ -199,7 +199,7 @@ FORM = method.Form(
 
 def recipe(world, gamma: int):
   """A drafter for the certificate: random heads on the target's first layer,
-  which never draft the last id."""
+  which never draft the last id of three or more."""
   model, params = random_heads(world, gamma)
   return make(model, gamma=gamma), params
 
@@ -208,7 +208,8 @@ def random_heads(world, count: int) -> tuple[Heads, Any]:
   """(Heads, weights.draft) of the certificate's drafter."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
-  model = Heads(target, world.vocab - 1, 0, x_BTD.shape[-1], x_BTD.dtype.name)
+  ids, width = max(2, world.vocab - 1), x_BTD.shape[-1]
+  model = Heads(target, ids, 0, width, x_BTD.dtype.name)
   D, rng = model.width, np.random.default_rng(0)
   draw = lambda *shape: jnp.asarray(rng.normal(size=shape) / D, model.dtype)
   layers = lambda: {'0': {'kernel': draw(D, D), 'bias': draw(D)}}
