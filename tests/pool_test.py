@@ -18,7 +18,7 @@ ASKED = dict(
   temperature=[0.9 * (i % 3 > 0) for i in range(N)],
   top_k=[0, 5] * (N // 2),
   top_p=[1.0, 0.9, 1.0] * (N // 3),
-  seed=[i // 2 for i in range(N)],
+  seed=[7 * i % 5 for i in range(N)],  # other than the neighbours'
   stop_ids=[[i % V, 12][: i % 3] for i in range(N)],
 )
 ITEMS = requests.items(fakes.prompts(N, vocab=V, seed=1), range(100, 100 + N))
@@ -268,6 +268,16 @@ def test_of_two_that_are_read_one_is_cancelled(table, batch):
   found = drain(held)
   assert [*found] == [1] and held.free == 9
   check(found, batch)
+
+
+def test_what_is_read_together_keeps_to_itself(table, batch):
+  """A long prompt beside a short one, of another seed, in either order."""
+  held = pool.Pool(*in_chunks(table, 1), rows=9, length=L, stops=2)
+  sizes = [len(x.tokens) for x in ITEMS]
+  assert all(x < y for x, y in zip(sizes[::2], sizes[1::2], strict=True))
+  assert held.part == 2
+  for order in (range(N), reversed(range(N))):
+    check(drain(held, order), batch)
 
 
 @pytest.mark.more

@@ -82,6 +82,7 @@ def _texts(
       # One request in three is greedy, to mix both kinds in a batch.
       temperature=[0.9 * (n % 3 > 0) for n in numbers],
       top_p=[0.9 if n % 2 else 1.0 for n in numbers],
+      drafts=[n % 5 if n % 4 == 1 else gamma for n in numbers],
       seed=numbers,
       request=numbers,
     )
@@ -109,8 +110,9 @@ def _arrangements(run, cases, wanted, what: str, alone: bool) -> int:
 
 # --- rows that are refilled ---------------------------------------------------
 
-ROWS, SHORT = 4, 2  # of a pool; gamma
+ROWS = 4  # of a pool
 FEW = 2  # of a window, where no more have requests
+WIDE = 9  # of a pool that reads two prompts together
 QUICK_POOL = 20  # requests
 # Drafters whose drafts leave keys of their own there, until they are verified.
 IN_THE_TARGETS_CACHE = 'early_exit', 'self'
@@ -120,9 +122,11 @@ NARROW = dataclasses.replace(base.OPTIONS, widths=())  # one body to compile
 def pooled(subject: base.Subject, amount: int) -> base.Figure:
   """A request's tokens do not depend on when it is given which row of a pool.
 
-  Nor on the neighbours, of which some are cancelled, nor on how many rows are
-  decoded, nor on what a row has that a prompt begins with. Every drafter and
-  every rule, on tables and some of them on transformers, in full all on both.
+  Nor on the neighbours, of which some are cancelled, nor on which prompts are
+  read together, nor on how many rows are decoded, nor on what a row has that a
+  prompt begins with. Windows are capped, see base.ragged, so rows have read
+  more and less. Every drafter and every rule, on tables and some of them on
+  transformers, in full all on both.
   """
   found, full, names = np.zeros(2, int), amount > QUICK_POOL, []
   with jax.enable_x64(True):
@@ -133,16 +137,17 @@ def pooled(subject: base.Subject, amount: int) -> base.Figure:
       # Transformers are slow to compile.
       big = i == 0 or name in IN_THE_TARGETS_CACHE
       for kind in worlds if full else [[*worlds][0 if big else -1]]:
-        pair = subject.pair(worlds[kind], SHORT, rule, name)
+        pair = subject.pair(worlds[kind], GAMMA, rule, name)
         names.append(f'{rule.name} {pair.drafter.name} ({kind})')
+        pair = pair._replace(drafter=base.ragged(pair.drafter))
         with base.naming(f'{pair}, {kind}, in a pool'):
           # A batch is a program more: one pair shows that texts are the same.
           case = worlds[kind], pair, amount, subject.seed
           found += _same_in_a_pool(*case, batch=full or i == 0)
   tried, cached = found.tolist()
   size = (
-    f'{ROWS} rows, {FEW} where that will do, refilled and cancelled in '
-    f'mid-flight, {cached:,} tokens of prompts not read again: '
+    f'{WIDE} rows, two refilled at a time; {ROWS} rows, {FEW} where that will '
+    f'do, refilled and cancelled in mid-flight, {cached:,} tokens of prompts not read again: '
     f'{", ".join(names)}'
   )
   return base.none_of(tried, 'texts differ', amount, 'requests', size)
@@ -167,6 +172,7 @@ def _same_in_a_pool(
       top_p=0.9 if i % 2 else 1.0,
       seed=seed + i,
       stop_ids=[i % VOCAB] * (i % 2),
+      drafts=i % 3 if i % 5 == 4 else pair.drafter.gamma,
     )
     for i in range(amount)
   ]
@@ -174,13 +180,18 @@ def _same_in_a_pool(
   weights, gamma = world.with_draft(pair), pair.drafter.gamma
   length = 2 * (base.LONGEST + NEW) + gamma
   sizes: dict[str, Any] = dict(length=length, sources=16, stops=1)
-  held, alone, tried = pool.Pool(loop, weights, rows=ROWS, **sizes), [], 0
+  held, alone, tried = pool.Pool(loop, weights, rows=WIDE, **sizes), [], 0
   for i in range(amount):
     if i % 4 == 3:
       items[i] = items[i]._replace(tokens=(*alone[i - 1], *items[i].tokens))
     ((_, one),) = held.answers(collections.deque([(i, items[i], each[i])]))
     base.check_finite(one.info)
     alone.append(one.tokens)
+  order = np.random.default_rng(seed).permutation(amount).tolist()
+  waiting = collections.deque((i, items[i], each[i]) for i in order)
+  found = dict(held.answers(waiting))
+  got = [found[i].tokens for i in range(amount)]
+  tried += base.same_texts(got, alone, 'two read together: not as alone')
   if batch:
     request = requests.make(
       items, requests.together(each), gamma=gamma, **sizes

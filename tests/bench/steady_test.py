@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from specdec_jax import pool, requests, settings
+from specdec_jax.bench import budget
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import steady
 from tests.bench import bench_test
@@ -55,3 +56,25 @@ def test_the_clock_runs_while_all_rows_have_requests(monkeypatch):
   assert found[:2] == (10, 2.0) and found[2].keys() == {0, 1}
   assert free == [0, 0]
   assert not held.busy and held.free
+
+
+def test_what_a_row_says_of_its_windows_is_what_ran():
+  """A window of each arm has at most its gamma, and some have as many; copies
+  of a prompt are one prompt, and an answer is that of its own."""
+  given = bench_test.settings(('lookup',))
+  given.decode.gammas, given.bench.batch_size = (1, 3), 2
+  e = settings.load(settings.settings(given))
+  arms = plan_lib.arms(e)
+  assert [x.gamma for x in arms] == [0, 1, 3]
+  # Texts that repeat, so that lookup drafts.
+  items = tuple(requests.Item((1, 2, 3, 4) * 3, i, str(i)) for i in range(2))
+  s = e.settings
+  plan = plan_lib.Plan(items, (), 6, 32, s.sampling, s.bench)
+  runs, answers = steady.measure(arms, plan, budget.UNLIMITED)
+  for arm in arms:
+    drafted = [x.info.proposed_BK[0] for x in runs[arm.name].outputs]
+    longest = [int((x > 0).sum()) for x in drafted]
+    assert max(longest) == arm.gamma, (arm.name, longest)
+    assert runs[arm.name].prompts.tolist() == [1, 1]
+    for (g, i), one in answers[arm.name].items():
+      assert one.item == steady.queues(plan)[g][i]

@@ -283,6 +283,14 @@ def test_p_is_compared_at_every_proposed_offset_of_a_live_row():
       compared(other_BNV)
 
 
+@pytest.mark.more
+def test_rows_of_an_early_exit_are_capped_apart():
+  """Its layers run over what the row that may draft most has: p shows it."""
+  drafters = {'early_exit': load.RECIPES['early_exit']}
+  figure = steps.long_rows(base.Subject([reject.RULE], drafters), 12)
+  assert 'early_exit 8' in figure.size
+
+
 # --- one window of gamma 4 to 8 -----------------------------------------------
 
 
