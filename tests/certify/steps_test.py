@@ -172,6 +172,7 @@ def test_a_right_drafter_reports_what_it_drew_from(monkeypatch):
   monkeypatch.setattr(steps, 'check_target', check_target)
   figure = follow('right')
   found = re.fullmatch('0 of (.*) q and of (.*) p differ', figure.reached)
+  assert found
   q, p = (int(x.replace(',', '')) for x in found.groups())
   # The drafts of each window and the token after them. Half of the windows are
   # whole, the others of every length; what is certain has no q.
