@@ -146,9 +146,9 @@ def pooled(subject: base.Subject, amount: int) -> base.Figure:
           found += _same_in_a_pool(*case, batch=full or i == 0)
   tried, cached = found.tolist()
   size = (
-    f'{WIDE} rows, two refilled at a time; {ROWS} rows, {FEW} where that will '
-    f'do, refilled and cancelled in mid-flight, {cached:,} tokens of prompts not read again: '
-    f'{", ".join(names)}'
+    f'{WIDE} rows, two read at a time; {ROWS} rows, {FEW} where that will do, '
+    f'refilled and cancelled in mid-flight, {cached:,} tokens of prompts not '
+    f'read again: {", ".join(names)}'
   )
   return base.none_of(tried, 'texts differ', amount, 'requests', size)
 

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 
 from specdec_jax import pool, requests, settings
-from specdec_jax.bench import budget
+from specdec_jax.bench import budget, steady
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.bench import steady
 from tests.bench import bench_test
 
 
@@ -75,6 +74,6 @@ def test_what_a_row_says_of_its_windows_is_what_ran():
     drafted = [x.info.proposed_BK[0] for x in runs[arm.name].outputs]
     longest = [int((x > 0).sum()) for x in drafted]
     assert max(longest) == arm.gamma, (arm.name, longest)
-    assert runs[arm.name].prompts.tolist() == [1, 1]
+    assert runs[arm.name].prompts_G.tolist() == [1, 1]
     for (g, i), one in answers[arm.name].items():
       assert one.item == steady.queues(plan)[g][i]
