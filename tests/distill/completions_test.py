@@ -19,6 +19,9 @@ def test_a_coin_takes_whole_rows_of_one_or_the_other():
   assert 150 < first.sum() < 250
   again = completions.mixed(one, other, 5)
   np.testing.assert_array_equal(rows['tokens'], again['tokens'])
+  # At another step other rows.
+  later = completions.mixed(one, other, 6)['tokens'][:, 0]
+  assert 150 < (later != first).sum() < 250
 
 
 def on_policy(folder, sampled: list[int], every: int = 3):

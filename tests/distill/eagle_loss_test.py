@@ -92,6 +92,18 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature, kind):
   np.testing.assert_allclose(figures['train_alpha'][0], alpha, 1e-4)
 
 
+def test_a_step_attends_to_the_keys_that_its_chain_has_written():
+  """As the module's example: step s at index t reads step 0's keys up to
+  t - s, then each later step's own one, up to its own at t."""
+  T = 7
+  for step in range(4):
+    mask = np.asarray(eagle_loss._mask(T, step, 1)).reshape(T, step + 1, T)
+    for t in range(step + 1, T):
+      want = {(0, i) for i in range(1, t - step + 1)}
+      want |= {(s, t - step + s) for s in range(1, step + 1)}
+      assert {*zip(*np.nonzero(mask[t]), strict=True)} == want, (step, t)
+
+
 # --- blocks of masks ----------------------------------------------------------
 
 GAMMA, B, IDS = medusa_test.GAMMA, medusa_test.B, medusa_test.IDS

@@ -1,12 +1,19 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
 import json
+import types
 
 import numpy as np
 import pytest
 
 from specdec_jax import build, requests
-from specdec_jax.distill import evaluate, teacher, training_prompts
+from specdec_jax.distill import (
+  completions,
+  distillation,
+  evaluate,
+  teacher,
+  training_prompts,
+)
 from specdec_jax.drafters import draft_file
 from specdec_jax.models import lm
 from tests.distill import runs
@@ -78,6 +85,28 @@ def test_rows_are_cut_behind_what_counts(pairs):
     assert all(x[-1].any() for x in cut)  # the last column counts, none after
     assert sum(x.sum() for x in cut) == rows[name].sum()
   assert teacher.ends({'tokens': rows['tokens']}) == {}
+
+
+def test_answers_of_students_stand_beside_their_own_sources(monkeypatch):
+  """In whatever order the rows have ended."""
+  s = runs.settings('t5', data=dict(completions='student', refresh=2))
+  asked = [requests.Item((0,), i, source=[20 + i, 1]) for i in range(8)]
+
+  def generate(target, model, weights, prompts, data, seed):
+    # Each answers with its own source; the last ones end first.
+    for at in np.split(np.arange(len(prompts))[::-1], 4):
+      tokens = np.array([[0, *prompts[i].source] for i in at])
+      yield at, completions.Answers(tokens, np.array([[1, 3]] * len(at)))
+
+  monkeypatch.setattr(completions, 'generate', generate)
+  target = types.SimpleNamespace(start=0)
+  student = types.SimpleNamespace(weights=lambda x: x, model=None)
+  sample = distillation._sampler(s, target, student, asked, None)
+  rows = sample(3, {})
+  assert len(rows['tokens']) == 8
+  np.testing.assert_array_equal(rows['tokens'][:, 1:], rows['source'][:, :2])
+  first = rows['tokens'][:, 1].tolist()
+  assert sorted(first) == [*range(20, 28)]
 
 
 # --- runs ---------------------------------------------------------------------

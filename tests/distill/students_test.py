@@ -73,12 +73,28 @@ def test_a_student_shares_as_its_teacher_does():
     start = lm_student.begin(s, given)
     params = start.params
     assert start.config.tied == tied
+    scaled = dataclasses.replace(own, head_scale=0.7)
+    scaled = dataclasses.replace(given, lm_config=scaled)
+    config, _ = lm_student._sized(s.student, scaled, 0)
+    assert config.head_scale == 0.7  # of the head that it shares
     for name in {'embed', 'head'} & params.keys():
       np.testing.assert_array_equal(params[name], given.params[name])
     trained, frozen = lm_student.split_shared(params, True)
     assert not {'embed', 'head'} & trained.keys() and 'layers' in trained
     assert lm_student.split_shared(params, False) == (params, {})
     assert frozen.keys() | trained.keys() == params.keys()
+
+
+@pytest.mark.parametrize('temperature, few', [(1.0, True), (2.0, False)])
+def test_p_sums_to_1_over_all_ids_at_every_temperature(temperature, few):
+  """Without a record of the mass the teacher's head has all its columns."""
+  target = build.load('random:tiny', kernels='xla')
+  ids, data = np.arange(0, 64, 2), dict(completions='teacher', keep=True)
+  student = runs.LM | dict(vocabulary=len(ids))
+  changes = dict(loss=dict(temperature=temperature), data=data)
+  _, _, made = runs.made(target, ids, student=student, **changes)
+  width = made.frozen['teacher']['head'].shape[-1]
+  assert width == (len(ids) if few else target.config.vocab)
 
 
 def test_pruning_keeps_the_layers_that_are_named():

@@ -47,6 +47,13 @@ def test_tokens_of_completions_count():
   ]
 
 
+def test_other_sources_are_other_prompts():
+  """Whose decoders begin alike: their answers are kept apart."""
+  one, two = ([x._replace(source=y)] for x in SOURCED[:1] for y in ([1], [2]))
+  assert teacher.digest(one) != teacher.digest(two)
+  assert teacher.digest(one) == teacher.digest([*one])
+
+
 @pytest.fixture(scope='module')
 def recorded(target, tmp_path_factory):
   folder = tmp_path_factory.mktemp('answers')

@@ -1,5 +1,7 @@
 """What a folder tells of the run that was begun in it."""
 
+import dataclasses
+
 import pytest
 
 from specdec_jax.io import files
@@ -53,6 +55,33 @@ def test_other_settings_are_refused_by_their_keys(tmp_path, changes, message):
       continue
     with pytest.raises(ValueError, match=message):
       again(changed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  run: dict
+  optimiser: dict
+
+
+def test_an_end_without_its_result_is_made_again(tmp_path):
+  """And one with its result is not."""
+  s = Settings(dict(steps=3), {})
+  config = dataclasses.asdict(s) | {'read': {}}
+  ended = dict(made='draft', figures={'alpha': 0.5}, config=config)
+  logs.write_json(tmp_path / runner.ENDED, ended)
+
+  class Begins(Exception):
+    pass
+
+  def prepare(begun):
+    raise Begins
+
+  how = dict(result='draft', changed=False, fixed=(), read={})
+  with pytest.raises(Begins):
+    runner.run(s, tmp_path, prepare, **how)
+  (tmp_path / 'draft').write_text('')
+  found = runner.run(s, tmp_path, prepare, **how)
+  assert found == {'alpha': 0.5, 'draft': str(tmp_path / 'draft')}
 
 
 def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path):
