@@ -86,15 +86,11 @@ class Tokenizer:
     )
 
   def spell(self, ids: Sequence[int]) -> str:
-    """Their text with special tokens; encode gives them back if it can."""
+    """Their text as one writes it, with special tokens."""
+    # Behind each of these an encoder may put a space, as before a text.
     added = self.inner.get_added_tokens_decoder()
-    is_special = lambda i: i in added and added[i].special
-    parts = [[*x] for _, x in itertools.groupby(ids, is_special)]
-    whole = self.decode(ids, special=True)
-    # Encoders may put a space behind each special token, which decoders leave
-    # out before a text alone.
-    apart = ''.join(self.decode(x, special=True) for x in parts)
-    return apart if self.encode(apart) == [*ids] else whole
+    parts = itertools.groupby(ids, added.__contains__)
+    return ''.join(self.decode(x, special=True) for _, x in parts)
 
   def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
     """The tokenizer of a model with this many ids.

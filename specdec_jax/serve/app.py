@@ -65,11 +65,9 @@ class Server:
     )
     app = applications.Starlette(
       routes=[routing.Route(at, run, methods=[x]) for x, at, run in routes],
-      exception_handlers={
-        protocol.Refused: _refuse,
-        exceptions.HTTPException: _refuse_path,
-        Exception: _fail,
-      },
+      exception_handlers=dict.fromkeys(
+        (protocol.Refused, exceptions.HTTPException, Exception), _refuse
+      ),
     )
     if origins:
       any_ = dict.fromkeys(('allow_methods', 'allow_headers'), ['*'])
@@ -104,18 +102,16 @@ class Server:
     plain = request.headers.get('x-speculation', 'on')
     if plain not in ('on', 'off'):
       raise protocol.Refused('X-Speculation: must be on or off')
-    kind = request.headers.get('content-type', 'none')
-    if kind.partition(';')[0].strip().lower() != 'application/json':
-      raise protocol.Refused(
-        f'Content-Type: {kind[:60]}: must be application/json', 415
-      )
+    kind = request.headers.get('content-type', '').lower()
+    if not kind.startswith('application/json'):
+      raise protocol.Refused('Content-Type: must be application/json', 415)
     body = await self._body(request, arrived)
     # In a thread, for a long prompt takes a while to become tokens.
     asked = await asyncio.to_thread(
       protocol.read, body, self._served, chat=chat, plain=plain == 'off'
     )
-    limits = arrived, self._seconds, self._silence
-    talk = _Talk(asked, *limits, self._meters.add)
+    limits = self._seconds, self._silence
+    talk = _Talk(asked, arrived, limits, self._meters.add)
     self._worker.submit(talk.jobs)
     if asked.stream:
       return _Stream(talk, self._chunks(talk))
@@ -179,7 +175,7 @@ class Server:
   async def _events(self, talk: '_Talk') -> AsyncIterator[tuple[int, Any]]:
     """(choice, Piece or Completion) as they come; records what is complete.
 
-    (0, None) where none came for a while.
+    None in its place: nothing came for a while.
 
     Raises:
       protocol.Refused: there will be no more, since it took too long, or since
@@ -213,17 +209,10 @@ class _Talk:
   jobs: its choices. done: those that are complete, by index.
   """
 
-  def __init__(
-    self,
-    asked: protocol.Asked,
-    arrived: float,
-    seconds: float,
-    silence: float,
-    add,
-  ):
-    """arrived: see worker.Job. seconds, silence: of Server. add: of Meters."""
-    self.asked, self._arrived, self._seconds = asked, arrived, seconds
-    self._silence, self._add = silence, add
+  def __init__(self, asked: protocol.Asked, arrived: float, limits, add):
+    """arrived: see worker.Job. limits: seconds and silence. add: of Meters."""
+    self.asked, self._arrived, self._add = asked, arrived, add
+    self._seconds, self._silence = limits
     self.done: dict[int, completion.Completion] = {}
     self._loop, self._inbox = asyncio.get_running_loop(), asyncio.Queue()
     self.jobs = [
@@ -296,22 +285,18 @@ async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
       task.cancel()
 
 
-async def _refuse(request: requests.Request, refused: Any):
-  wait = {'Retry-After': '1'} if refused.status == 429 else None
+async def _refuse(request: requests.Request, error: Any):
+  """Any error, in the protocol's form; OPTIONS is told what is allowed."""
+  refused, headers = error, getattr(error, 'headers', None)
+  if isinstance(error, exceptions.HTTPException):  # of a path or a method
+    if request.method == 'OPTIONS' and error.status_code == 405:
+      return responses.Response(None, 204, headers)
+    sentence = f'{request.method} {request.url.path}: {error.detail}'
+    refused = protocol.Refused(sentence, error.status_code)
+  elif not isinstance(error, protocol.Refused):
+    refused = protocol.Refused('the server has failed', 500)
+  wait = {'Retry-After': '1'} if refused.status == 429 else headers
   return _json(refused.body(), refused.status, wait)
-
-
-async def _refuse_path(request: requests.Request, error: Any):
-  """As a body that is refused; OPTIONS is told what is allowed."""
-  if request.method == 'OPTIONS' and error.status_code == 405:
-    return responses.Response(None, 204, error.headers)
-  sentence = f'{request.method} {request.url.path}: {error.detail}'
-  refused = protocol.Refused(sentence, error.status_code)
-  return _json(refused.body(), refused.status, error.headers)
-
-
-async def _fail(request: requests.Request, error: Exception):
-  return _json(protocol.Refused('the server has failed', 500).body(), 500)
 
 
 def _json(body: Any, status: int = 200, headers=None) -> responses.Response:

@@ -36,9 +36,8 @@ _IDLE: dict[str, Any] = {
   **dict(service_tier=['auto', 'default'], modalities=[['text']]),
   'response_format': [{'type': 'text'}],
   'stream_options.include_obfuscation': [True, False],
-  **{f'messages.{x}': [[]] for x in ('tool_calls', 'annotations')},
-  **{f'messages.{x}': [] for x in ('tool_call_id', 'function_call')},
-  **{f'messages.{x}': [] for x in ('refusal', 'audio')},
+  **dict.fromkeys(('messages.tool_calls', 'messages.annotations'), [[]]),
+  **dict.fromkeys(('messages.tool_call_id', 'messages.refusal'), []),
 }
 # Of these all: they are about the client, or about tools.
 _ABOUT = 'user', 'metadata', 'safety_identifier', 'parallel_tool_calls'
@@ -114,37 +113,33 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-  def number(text: str) -> float:  # many clients write 4.0 for 4
-    found = float(text)
-    return int(found) if found.is_integer() else found
-
+  # Many clients write 4.0 for 4.
+  number = lambda text: int(x) if (x := float(text)).is_integer() else x
   try:
     found = json.loads(body, parse_float=number)
   except (ValueError, RecursionError) as error:
     raise ValueError(f'the body is not JSON: {error}') from error
   if not isinstance(found, dict):
     raise ValueError('the body must be a JSON object, {"model": ..., ...}')
-  return _asking(found)
+  return found
 
 
-def _asking(found: Mapping[str, Any], of: str = '') -> dict[str, Any]:
-  """Without null and what else asks for nothing, which clients send."""
+def _taken(
+  found: Mapping[str, Any], allowed: Sequence[str], of: str = ''
+) -> dict[str, Any]:
+  """Without what asks for nothing, as null; raises for what is not allowed."""
   idle = lambda k, x: x is None or k in _ABOUT or x in _IDLE.get(k, ())
-  return {k: x for k, x in found.items() if not idle(of + k, x)}
-
-
-def _check(given: Mapping[str, Any], allowed: Sequence[str], of: str = ''):
-  """Raises ValueError for the first name that is not allowed."""
-  for name, x in given.items():
-    if (known := of + name) in _IDLE and name not in allowed:
-      said = fields.short(x)
-      raise ValueError(f'{known}={said}: this server does not do {known}')
+  given = {k: x for k, x in found.items() if not idle(of + k, x)}
+  if known := [k for k in given if of + k in _IDLE and k not in allowed]:
+    what, said = of + known[0], fields.short(given[known[0]])
+    raise ValueError(f'{what}={said}: this server does not do {what}')
   completion.check_names(given, allowed, of)
+  return given
 
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   engine, about = served.engine, _OWN[chat][0]
-  _check(given, _NAMES + _OWN[chat])
+  given = _taken(given, _NAMES + _OWN[chat])
   if (name := given.get('model', served.name)) != served.name:
     said = fields.short(name)
     raise Refused(f'model={said}: this server has {served.name!r}', 404)
@@ -207,9 +202,7 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
   options = given.get('stream_options', {})
   if not isinstance(options, dict) or (options and not stream):
     raise ValueError('stream_options: must be an object, beside stream=true')
-  _check(
-    _asking(options, 'stream_options.'), ['include_usage'], 'stream_options.'
-  )
+  options = _taken(options, ['include_usage'], 'stream_options.')
   return _flag(options, 'include_usage')
 
 
@@ -246,11 +239,9 @@ def _conversation(given: Any) -> list[Any]:
       f'messages={fields.short(given)}: must be a list of objects, each with '
       'role and content'
     )
-  of = 'messages.'
-  messages = [_asking(x, of) if isinstance(x, dict) else x for x in given]
-  for message in (x for x in messages if isinstance(x, dict)):
-    _check(message, ['role', 'content', 'name'], of)
-  return [messages]
+  names = 'role', 'content', 'name'
+  only = lambda x: _taken(x, names, 'messages.') if isinstance(x, dict) else x
+  return [[*map(only, given)]]
 
 
 def _wanted(
@@ -361,22 +352,19 @@ def logprobs(
 
 
 def document(
-  served: Served,
-  asked: Asked,
-  index: int,
-  done: completion.Completion,
+  served: Served, asked: Asked, index: int, done: completion.Completion
 ) -> dict[str, Any]:
-  """A choice as a record of a text.
+  """A choice as a record of a text, as train.text.read takes it.
 
-  Prompt and answer are its `text`; what an encoder reads is its `source`. Their
-  `ids`, of a `tokenizer`, are what was decoded: not every text gives them back.
+  Prompt and answer are its `text`; what an encoder reads is its `source`; the
+  ids, which not every text gives back, are under `specdec_jax`.
   """
   item, tokenizer = asked.items[index], served.engine.target.tokenizer
   ids = {'text': [*item.tokens, *done.tokens]}
   if item.source:
     ids = {'source': [*item.source], 'text': done.tokens}
-  texts = {name: tokenizer.spell(x) for name, x in ids.items()}
-  return texts | {'ids': ids, 'tokenizer': tokenizer.fingerprint()}
+  own = ids | {'tokenizer': tokenizer.fingerprint()}
+  return {k: tokenizer.spell(x) for k, x in ids.items()} | {'specdec_jax': own}
 
 
 def usage(

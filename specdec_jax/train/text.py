@@ -37,13 +37,13 @@ class Corpus(NamedTuple):
   documents: tuple[str, ...]  # none is blank
   sha256: str  # of the documents, then the sources, joined by NUL
   sources: tuple[str, ...] = ()  # what an encoder reads, one for each document
-  # By text and fingerprint of a tokenizer, what scripts/serve.py has decoded.
-  said: dict[tuple[str, str], list[int]] = {}
+  # Of what a server has recorded: (its tokenizer's fingerprint, ids), by text.
+  said: dict[str, tuple[str, list[int]]] = {}
 
   def ids(self, text: str, tokenizer: tokenizer_lib.Tokenizer) -> list[int]:
     """A text's as they were decoded, if they were; else with an end."""
-    key = (text, tokenizer.fingerprint()) if self.said else ('', '')
-    if said := self.said.get(key):
+    whose, said = self.said.get(text, ('', []))
+    if whose and whose == tokenizer.fingerprint():
       return said
     found, end = tokenizer.encode(text), end_of(tokenizer)
     return found if found[-1:] == [end] else [*found, end]
@@ -82,9 +82,9 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
     texts, said = [], {}
     for where, row in rows:
       texts.append(_texts(row, fields, where))
-      if {'ids', 'tokenizer'} <= row.keys():
-        for name, x in zip(fields, texts[-1], strict=True):
-          said[x, row['tokenizer']] = row['ids'][name]
+      if own := row.get('specdec_jax'):
+        pairs = zip(fields, texts[-1], strict=True)
+        said |= {x: (own['tokenizer'], own[name]) for name, x in pairs}
     columns = zip(*texts, strict=True) if texts else ((),)
     return _corpus(source, *columns)._replace(said=said)
   if source_field:
@@ -148,9 +148,8 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
         f'corpus {corpus.label}: a single text of {len(text)} characters '
         f'is too short to hold out 1 / {every} of it; give more text'
       )
-  parts = (_corpus(corpus.label, *x) for x in (rest, held))
-  rest, held = (x._replace(said=corpus.said) for x in parts)
-  return rest, held
+  made = [_corpus(corpus.label, *x) for x in (rest, held)]
+  return made[0]._replace(said=corpus.said), made[1]._replace(said=corpus.said)
 
 
 def train_tokenizer(

@@ -307,10 +307,9 @@ def test_what_was_recorded_is_learned_from_id_by_id(tmp_path):
   t, other = (tokenizer_lib.from_bytes(x, 'bytes') for x in (512, 300))
   other = dataclasses.replace(other, eos_ids=(257,))
   half, whole, cut = [*b'Hi', 0xE4], [*b'ab', 256], [*b'abc']
-  row = lambda ids, **more: {
+  row = lambda ids: {
     'text': t.decode(ids, special=True),
-    'ids': {'text': ids} | more,
-    'tokenizer': t.fingerprint(),
+    'specdec_jax': {'text': ids, 'tokenizer': t.fingerprint()},
   }
   rows = [*map(row, (half, whole, cut)), {'text': 'plain'}]
   source = write(tmp_path, 'a.jsonl', '\n'.join(map(json.dumps, rows)))
@@ -329,12 +328,12 @@ def test_what_was_recorded_is_learned_from_id_by_id(tmp_path):
 
 def test_recorded_pairs_have_the_ends_that_were_said(tmp_path):
   t = tokenizer_lib.from_bytes(512, 'bytes')
+  own = {'source': [*b'in', 256], 'tokenizer': t.fingerprint()}
   rows = [
     {
       'source': 'in<eos>',
       'text': t.decode(ids, special=True),
-      'ids': {'source': [*b'in', 256], 'text': ids},
-      'tokenizer': t.fingerprint(),
+      'specdec_jax': own | {'text': ids},
     }
     for ids in ([*b'out', 256], [*b'cut'])
   ]

@@ -26,22 +26,20 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
   ''; raises ValueError where there is no text."""
   found = []
   for message in messages:
-    role, content = message.get('role'), message.get('content')
-    if isinstance(content, list):
-      parts = [x if isinstance(x, Mapping) else {'type': x} for x in content]
-      if bad := [y for x in parts if (y := x.get('type')) != 'text']:
-        raise ValueError(
-          f'content of type {fields.short(bad[0])}: this model reads text alone'
-        )
-      said: list[Any] = [x.get('text') for x in parts]
-      content = ''.join(said) if all(isinstance(x, str) for x in said) else 0
-    elif content is None and role == 'assistant':
-      content = ''
-    if not (isinstance(role, str) and isinstance(content, str)):
+    role, said = message.get('role'), message.get('content')
+    parts = said if isinstance(said, list) else [{'type': 'text', 'text': said}]
+    parts = [] if said is None and role == 'assistant' else parts
+    kinds = [x.get('type') if isinstance(x, dict) else x for x in parts]
+    if bad := [x for x in kinds if x != 'text']:
+      raise ValueError(
+        f'content of type {fields.short(bad[0])}: this model reads text alone'
+      )
+    every: list[Any] = [role, *(x.get('text') for x in parts)]
+    if not all(isinstance(x, str) for x in every):
       raise ValueError(
         f"message {fields.short(message)}: needs strings 'role' and 'content'"
       )
-    found.append({**message, 'content': content})
+    found.append({**message, 'content': ''.join(every[1:])})
   return found
 
 
@@ -53,19 +51,17 @@ def render(source: str, template: str, messages, specials) -> str:
     left out. A developer's are the system's where the template knows none.
   specials: variables such as bos_token.
   """
-  write = functools.partial(_written, source, template, specials)
-  same = [
-    {**x, 'role': 'system'} if x['role'] == 'developer' else x for x in messages
-  ]
+  names = {'developer': 'system'}
+  same = [{**x, 'role': names.get(x['role'], x['role'])} for x in messages]
   try:
-    return write(messages)
+    return _written(source, template, messages, specials)
   except ValueError:
     if same == messages:
       raise
-    return write(same)
+    return _written(source, template, same, specials)
 
 
-def _written(source: str, template: str, specials, messages) -> str:
+def _written(source: str, template: str, messages, specials) -> str:
   """What the template writes; raises ValueError for a message without trace."""
   given = dict(add_generation_prompt=True, tools=None, documents=None)
   plain = [{k: x for k, x in m.items() if x is not None} for m in messages]
@@ -74,9 +70,9 @@ def _written(source: str, template: str, specials, messages) -> str:
     x | {'content': x['content'] + mark(i)} for i, x in enumerate(plain)
   ]
   try:
-    write = _environment().from_string(template).render
+    made = _environment().from_string(template)
     text, traced = (
-      write(specials, **given, messages=x) for x in (plain, marked)
+      made.render(specials, **given, messages=x) for x in (plain, marked)
     )
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e

@@ -96,17 +96,14 @@ def _is_hidden(tokenizer: Any, i: int) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def bytes_of(tokenizer: Any, i: int) -> bytes:
-  """What an id adds to a text that goes on; b'' of one without text.
-
-  Alone it may decode to less: without its space, or as U+FFFD.
-  """
-  inner, before = tokenizer.inner, tokenizer.encode('a')[-1:]
-  token, known = inner.id_to_token(i) or '', words.byte_characters()
+  """What an id adds to a text: alone it may decode to less, or to U+FFFD."""
+  inner, known = tokenizer.inner, words.byte_characters()
+  token, decoder = inner.id_to_token(i) or '', inner.decoder
   if i in run_bytes(tokenizer):
     return bytes([int(token[3:5], 16)])
-  if inner.decoder and inner.decoder.decode(['\u0120']) == ' ':
-    whole = all(x in known for x in token)
-    return bytes(known[x] for x in token) if whole else token.encode()
+  if decoder and decoder.decode(['\u0120']) == ' ' and known.keys() >= {*token}:
+    return bytes(known[x] for x in token)
+  before = tokenizer.encode('a')[-1:]
   text = tokenizer.decode([*before, i], special=True)
   return text[len(tokenizer.decode(before, special=True)) :].encode()
 
