@@ -334,6 +334,18 @@ def test_a_row_that_is_given_away_has_no_past(table):
   assert found.tokens == drain(alone, [0], items=[chat])[0].tokens
 
 
+def test_a_row_whose_logits_broke_is_no_past(table):
+  """What follows would be read after what made them so."""
+  loop, weights = in_chunks(table)
+  weights = weights._replace(target=np.full_like(weights.target, np.nan))
+  sizes = dict(rows=1, length=2 * L, stops=2)
+  held = pool.Pool(loop, weights, prefix_caching=True, **sizes)
+  item = ITEMS[3]._replace(tokens=(3, 1, 4, 1, 5))
+  for _ in range(2):
+    assert drain(held, [0], items=[item])[0].reason == 'non-finite'
+    assert held.cached_tokens == 0
+
+
 @pytest.mark.more
 def test_sources_belong_to_their_requests(x64):
   """T5s; eight rows are more than there are requests: some stay blank."""

@@ -86,3 +86,22 @@ def test_windows_of_every_size_give_the_same_text(case, sizes):
   assert ''.join(x.text for x in pieces) == text
   assert [t for x in pieces for t in x.tokens] == IDS[:count]
   assert [len(x.origins) for x in pieces] == [len(x.tokens) for x in pieces]
+
+
+def test_an_empty_list_of_stop_ids_ends_nothing():
+  """None is the model's own."""
+  t = stream_test.fallback()
+  end, vocab = t.eos_ids[0], t.size
+  said = [vocab - 1, end, vocab - 2, end, vocab - 3]
+  model = scripted(t, said)
+  found = lambda **how: specdec_jax.generate(
+    model, [PROMPT], max_new_tokens=4, **how
+  )[0]
+  for given, tokens, why in (
+    ({}, said[:2], 'stop'),
+    (dict(stop_ids=None), said[:2], 'stop'),
+    (dict(stop_ids=[]), said[:4], 'length'),
+    (dict(stop_ids=[vocab - 2]), said[:3], 'stop'),
+  ):
+    x = found(**given)
+    assert (x.tokens, x.finish_reason) == (tokens, why), given

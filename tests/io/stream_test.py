@@ -140,6 +140,9 @@ def test_what_may_begin_a_stop_string_waits():
   assert [stream.push(i) for i in b'nd'] == ['', '']
   assert stream.push(ord('>')) == '' and stream.stopped
   assert stream.text == 'a<en d'
+  # Of two beginnings the longer one waits.
+  stream = t.stream(['aab', 'aad'])
+  assert [stream.push(i) for i in b'aaac'] == ['', '', 'a', 'aac']
 
 
 def test_half_a_character_is_no_stop_string():

@@ -270,6 +270,17 @@ def test_no_room_for_a_later_turn(world):
   assert rows['1']['finish_reason'] == 'stop'
 
 
+def test_a_later_turn_that_just_fits_is_answered(world):
+  world.prompts([{'turns': ['a', 'b' * 30]}])
+  world.run()
+  read = max(len(x.tokens) for x in world.asked)
+  for room, reasons in ((0, ['stop', 'stop']), (-1, ['stop', 'context'])):
+    world.target.context = read + world.wanted.max_new_tokens + room
+    world.output.unlink()
+    world.run()
+    assert world.lines()['0']['finish_reason'] == reasons
+
+
 def test_an_answer_is_in_the_file_as_soon_as_it_ends(world):
   """Whoever stops the run has the answers that had ended."""
 
