@@ -33,6 +33,7 @@ def tab(browser):
   """A narrow tab, in which no script may fail."""
   errors, size = [], {'width': 320, 'height': 640}
   tab = browser.new_page(viewport=size)
+  tab.set_default_timeout(0)  # pytest has one, whatever the load
   tab.on('pageerror', lambda error: errors.append(error))
   yield tab
   assert not errors
@@ -58,7 +59,7 @@ def counters(tab, where):
 
 def shown(texts):
   """Texts as the page shows those of tokens."""
-  return [x.replace('\n', '\u23ce\n') or '\u25af' for x in texts]
+  return [x.replace('\n', '\u21b5\n') or '\u25a0' for x in texts]
 
 
 def test_a_record_is_drawn_token_for_token(tab, tmp_path):
@@ -102,6 +103,7 @@ def test_a_record_is_drawn_token_for_token(tab, tmp_path):
 
 TOKENS = [(EVIL, 'drafted'), ('', 'drafted'), ('\u05d0', 'bonus')]
 TOKENS += [('d', 'plain')]
+MANY = [('y', 'drafted')] * 29  # fewer than 32 in all tell no speed
 
 
 def event(**fields):
@@ -148,38 +150,41 @@ def serve(tab, answer):
 
 
 def twice(speculation):
-  """The same tokens in two windows, or plainly in four."""
+  """The same tokens in three windows, or plainly in as many as tokens."""
   if speculation == 'on':
     first = window(*TOKENS[:3], refused=[(9, EVIL), (8, '')])
-    both = first, window(TOKENS[3], end='length')
-    return ''.join(both) + end(50.0, drafted=5)
-  return ''.join(window((x, 'plain')) for x, _ in TOKENS) + end(20.0)
+    rest = window(TOKENS[3]), window(*MANY, end='length')
+    return ': waiting\n\n' + first + ''.join(rest) + end(50.0, drafted=34)
+  return ''.join(window((x, 'plain')) for x, _ in TOKENS + MANY) + end(20.0)
 
 
 def test_a_prompt_is_answered_twice_and_compared(tab):
   bodies = serve(tab, twice)
+  tab.get_by_text('Who made each token of m', exact=True).wait_for()
+  assert tab.get_by_label('Prompt').input_value().startswith('Write ')
   tab.get_by_label('Seed').fill('7')
   tab.get_by_label('Prompt').fill(EVIL)
   tab.get_by_label('Prompt').press('Control+Enter')
   tab.get_by_text('2.50 times as fast').wait_for()
-  assert 'are the same 4 tokens' in tab.locator('#status').inner_text()
+  assert 'are the same 33 tokens' in tab.locator('#status').inner_text()
   assert bodies[0] == bodies[1]
   assert bodies[0]['messages'] == [{'role': 'user', 'content': EVIL}]
   assert bodies[0]['seed'] == 7 and bodies[0]['stream'] is True
   assert bodies[0]['logprobs'] is True
-  texts, kinds = shown(x for x, _ in TOKENS), [kind for _, kind in TOKENS]
+  every = TOKENS + MANY
+  texts, kinds = shown(x for x, _ in every), [kind for _, kind in every]
   fast, plain = 'section:nth-child(1)', 'section:nth-child(2)'
   assert tokens_of(tab, f'{fast} .answer') == [*zip(kinds, texts, strict=True)]
   assert tokens_of(tab, f'{plain} .answer') == [('plain', x) for x in texts]
   assert counters(tab, fast) == {
-    'tokens': '4',
-    'windows': '2',
-    'tokens a window': '2.00',
+    'tokens': '33',
+    'windows': '3',
+    'tokens a window': '11.00',
     'tokens a second': '50.0',
-    'drafts accepted': '2 of 5',
+    'drafts accepted': '31 of 34',
   }
   assert tab.locator(f'{fast} .end').inner_text() == 'Ended by length.'
-  assert tab.locator(f'{fast} tr').count() == 2
+  assert tab.locator(f'{fast} tr').count() == 3
   windows = tab.locator('details:last-child').evaluate_all(
     'x => x.map(y => y.open)'
   )
@@ -205,10 +210,29 @@ def test_an_answer_that_breaks_off_is_said_to(tab, stream, said):
   bodies = serve(tab, lambda _: stream)
   tab.get_by_label('Prompt').fill('x')
   tab.get_by_role('button').click()
-  tab.get_by_text('Stopped.').wait_for()
+  tab.get_by_text(said.split('<')[0]).first.wait_for()
   assert tab.get_by_role('alert').text_content() == said
+  assert tab.locator('#status').text_content() == ''
   assert len(bodies) == 1 and len(tokens_of(tab, '.answer')) == 4
   assert tab.get_by_role('button').inner_text() == 'Answer'
+
+
+def test_few_tokens_tell_no_speed(tab):
+  some = [('a', 'plain')] * 31
+  serve(tab, lambda _: window(*some) + end(50.0))
+  tab.get_by_role('button').click()
+  tab.get_by_text('Too few tokens to tell which is faster').wait_for()
+  assert 'times' not in tab.locator('#status').inner_text()
+
+
+def test_what_is_stopped_is_said_to_be(tab):
+  serve(tab, lambda _: None)
+  tab.route(f'{URL}v1/chat/completions', lambda route: None)  # no answer
+  tab.get_by_role('button').click()
+  tab.get_by_text('Answering, speculation on.').wait_for()
+  tab.get_by_role('button').click()
+  tab.get_by_text('Stopped.').wait_for()
+  assert tab.get_by_role('alert').text_content() == ''
 
 
 def test_the_counters_are_those_of_the_server(tab):
@@ -221,7 +245,7 @@ def test_the_counters_are_those_of_the_server(tab):
     tab.get_by_text('want Authorization').wait_for()
     tab.get_by_label('Key of the server').fill('secret')
     tab.get_by_label('Prompt').fill('abcabcab')
-    tab.get_by_label('Tokens').fill('30')
+    tab.get_by_label('Tokens').fill('40')
     tab.get_by_role('button').click()
     tab.get_by_text('times as fast').wait_for()
     found = [x.text() for x in responses if x.request.method == 'POST']
@@ -233,17 +257,17 @@ def test_the_counters_are_those_of_the_server(tab):
     where, metrics = f'section:nth-child({n})', last['metrics']
     counts = metrics['speculative_decoding'] or collections.Counter()
     calls = sum(x['tokens'] != [] for x in made)
-    assert len(kinds) == last['usage']['completion_tokens'] == 30
+    assert len(kinds) == last['usage']['completion_tokens'] == 40
     rates.append(metrics['tokens_per_second'])
     assert counters(tab, where) == {
-      'tokens': '30',
+      'tokens': '40',
       'windows': str(calls),
-      'tokens a window': f'{30 / calls:.2f}',
+      'tokens a window': f'{40 / calls:.2f}',
       'tokens a second': f'{rates[-1]:.1f}',
       'drafts accepted': f'{counts["num_accepted_draft_tokens"]} of '
       f'{counts["num_draft_tokens"]}',
     }
-  assert kinds == ['plain'] * 30
+  assert kinds == ['plain'] * 40
   said = tab.locator('#status').inner_text()
   assert f' {rates[0] / rates[1]:.2f} times' in said
-  assert 'are the same 30 tokens' in said
+  assert 'are the same 40 tokens' in said
