@@ -221,10 +221,8 @@ def window_cost(
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
   # No window has more room than gamma, whatever its program holds.
   room_N = np.minimum(np.arange(widths_SN.shape[-1]), arm.gamma)
-  # No pass takes less time than a plain step: where one seems to, it was noise.
-  passes_N = calibration_lib.at_width(calibration.verify, room_N + 1)
-  cost_N = rest * np.maximum(passes_N, 1)
-  cost_N[0] = max(calibration.idle, 1)
+  cost_N = rest * calibration_lib.at_width(calibration.verify, room_N + 1)
+  cost_N[0] = calibration.idle
   # Of two the first is asked in every window.
   first, *others = [x.drafter for x in engine.parts] or [engine.drafter]
   cost_N = cost_N + _drafting(calibration, first, room_N)
@@ -318,7 +316,7 @@ def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
   engine, timed, found = arm.engine, calibration_lib.interpolated, {}
   for name, deep, wide, nodes, drafted in _smaller(engine):
     kept = sum(x[wide - 1] for x in counts.accepted_by_width[:deep])
-    needed = max(float(timed(calibration.verify, nodes + 1)), 1)
+    needed = float(timed(calibration.verify, nodes + 1))
     needed += float(timed(calibration.propose[engine.drafter.name], drafted))
     found[name] = (counts.target_calls + kept) / needed
   if not engine.drafter.tree:

@@ -77,11 +77,9 @@ def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
   """
   counts = np.arange(gamma + 1)
   passes = at_width(found.verify, counts[1:] + 1)
-  out: dict[str, Any] = {'verify': [found.idle, *passes]}
+  out: dict[str, Any] = {'verify': np.array([found.idle, *passes])}
   out |= {name: interpolated(x, counts) for name, x in found.propose.items()}
-  # More tokens do not take less time: where they seem to, it was noise.
-  out = {name: np.maximum.accumulate(x) / found.idle for name, x in out.items()}
-  return {name: np.round(x, 4).tolist() for name, x in out.items()}
+  return {name: np.round(x / found.idle, 4).tolist() for name, x in out.items()}
 
 
 def interpolated(timed: Mapping[int, float], wanted) -> np.ndarray:
@@ -159,10 +157,16 @@ def _windows(request: decode.Request) -> int:
 
 
 def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
-  """The Calibration of one time of every part."""
+  """The Calibration of one time of every part.
+
+  More tokens do not take less time: where they seem to, it was noise. A plain
+  step is the least, then a window that proposes nothing.
+  """
   by: dict[str, dict[int, float]] = {}
-  for (name, count), x in found.items():
-    by.setdefault(name, {})[count] = x
+  order = lambda key: (key[0], key != ('verify', 1), key[1])
+  for name, count in sorted(found, key=order):
+    timed = by.setdefault(name, {})
+    timed[count] = max([found[name, count], *timed.values()])
   verify = by.pop('verify')
   idle = verify.pop(0, max(verify.values()))
   return Calibration(step, verify, idle, by)

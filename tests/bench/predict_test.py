@@ -191,7 +191,8 @@ def test_no_window_costs_less_than_a_plain_step():
   e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
   out = output([2, 2, 2])
   out = out._replace(info=out.info._replace(widths_BN=np.array([[3, 0, 3]])))
-  noise = parts(verify=0.9, propose=0.0)._replace(idle=0.94)
+  timed = {('verify', 1): 1.0, ('verify', 0): 0.94, ('verify', 3): 0.9}
+  noise = calibration._of(2.0, timed | {('lookup', 0): 0.0, ('lookup', 2): 0.0})
   assert predicted(e, [out], noise).window_cost == 1.0
 
 

@@ -52,6 +52,43 @@ def test_costs_by_number_of_drafts(monkeypatch):
   assert calibration.costs(found, 3) == {'verify': [1.0, 1.5, 1.5, 3.0]}
 
 
+@pytest.mark.parametrize(
+  'passes, verify, idle',
+  [
+    # Two slow cores under load.
+    (
+      {1: 1.0, 0: 1.1, 2: 0.94, 3: 1.3, 5: 1.2},
+      {1: 1.0, 2: 1.1, 3: 1.3, 5: 1.3},
+      1.1,
+    ),
+    ({2: 0.8, 1: 1.0, 0: 0.9}, {1: 1.0, 2: 1.0}, 1.0),
+    ({1: 1.0, 5: 0.8}, {1: 1.0, 5: 1.0}, 1.0),
+    # In seconds, without a plain step, as adaptive measures.
+    ({3: 0.1, 2: 0.3, 0: 0.2}, {2: 0.3, 3: 0.3}, 0.2),
+  ],
+)
+def test_more_tokens_never_cost_less(passes, verify, idle):
+  """Of every drafter, in whatever order parts were timed."""
+  timed = {('verify', n): x for n, x in passes.items()}
+  timed |= {('eagle', n): x for n, x in ((4, 1.4), (2, 0.0), (1, 1.5))}
+  timed |= {('lookup', n): x for n, x in enumerate((0.1, 0.0, 0.2))}
+  found = calibration._of(0.5, timed)
+  assert found.verify == verify and found.idle == idle
+  assert found.propose == {
+    'eagle': {1: 1.5, 2: 1.5, 4: 1.5},
+    'lookup': {0: 0.1, 1: 0.1, 2: 0.2},
+  }
+
+
+def test_a_sample_that_was_as_short_as_an_empty_call_is_measured(monkeypatch):
+  """Its steps are a tenth of it, not a billionth of a second."""
+  clock = iter([5.0, 4.0, 6.0, 1.0, 1.0, 1.0, 2.0, 3.0, 8.0, 3.0])
+  monkeypatch.setattr(parts, 'timed', lambda *_: (next(clock), None))
+  walks = {'a': parts.Part(None, 2), 'b': parts.Part(None, 4)}
+  found = parts.seconds(walks, range(2))
+  assert found == {'a': [0.1, 2.0], 'b': [0.5, 0.5]}
+
+
 def test_a_pass_is_compiled_once_for_all_drafters():
   target = load.load('random:tiny')
   parts.verify_along.clear_cache()
