@@ -1,7 +1,8 @@
 """Predicted and measured improvements of every method at some temperatures.
 
 bash experiments/prediction/run.sh [--temperatures=0,1] [--config...]
-bash experiments/prediction/run.sh --show  # the figure of what is stored
+bash experiments/prediction/run.sh --show  # of what is stored: figure, tables
+bash experiments/prediction/run.sh --own=DIR/results/bench.json,...
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from absl import flags
 
 from experiments import page
 from experiments.prediction import cells as cells_lib
+from experiments.prediction import stored
 from specdec_jax import program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, prompts, verdict
@@ -26,6 +28,11 @@ ROOT = HERE.parents[1]
 _CONFIG = program.config_flag(str(HERE / 'config.py'))
 _PROMPTS = flags.DEFINE_string('prompts', '', 'in place of bench.prompts')
 _SHOW = flags.DEFINE_bool('show', False, 'measure nothing: draw what is stored')
+_OWN = flags.DEFINE_list(
+  'own',
+  [],
+  "results of scripts/bench.py, for this machine's own error of costs",
+)
 _WARM = flags.DEFINE_list('temperatures', ['0', '1'], '')
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
@@ -34,6 +41,10 @@ def run() -> bool:
   """True if every difference from plain decoding is explained."""
   if _SHOW.value:
     draw(pathlib.Path(_RESULTS.value))
+    stored.write()
+    return True
+  if _OWN.value:
+    print(f'Added to {stored.add_own(_OWN.value)}.')
     return True
   settings = settings_lib.settings(_CONFIG.value)
   warmths = [

@@ -20,6 +20,7 @@ from specdec_jax.bench import (
   identity,
   intervals,
   predict,
+  records,
   timing,
 )
 from specdec_jax.bench import plan as plan_lib
@@ -119,6 +120,8 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
     mine, foretold = runs[arm.name], told[arm.name]
     counts = metrics.summary(metrics.join(mine.outputs))
     predicted = foretold.improvement, foretold.low, foretold.high
+    if len(outputs[arm.name]) < records.FEWEST:
+      predicted = predicted[:1]
     row = _row(
       e,
       arm.name,

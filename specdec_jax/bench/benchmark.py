@@ -58,7 +58,7 @@ def run(
     return doc
   tables.plan(doc.setting, clock, width, console)
   if arms[1:]:
-    tables.predicted(doc.predicted, console)
+    tables.predicted(doc.predicted, doc.setting, console)
   arms = [x for x in arms if x.name not in doc.left_out]
 
   after = speed.alpha(plan.max_new_tokens)
@@ -157,6 +157,7 @@ def _predicted(
   if failed := identity.failures(plan_lib.texts(groups, outputs)):
     return doc._replace(failed=failed), None
   gains = predict.gains(arms, doc.calibration, outputs)
+  known = outputs if len(groups) >= records.FEWEST else dict.fromkeys(outputs)
 
   def planned(left_out):
     kept = {x.name: x.drafter for x in arms if x.name not in left_out}
@@ -168,7 +169,7 @@ def _predicted(
     batches = -(-len(found.test) // plan.bench.batch_size)
     told = doc._replace(
       setting=plan_lib.setting(arms, found),
-      predicted=predict.improvements(arms, doc.calibration, outputs, batches),
+      predicted=predict.improvements(arms, doc.calibration, known, batches),
       left_out=left_out,
     )
     return told, width
@@ -220,7 +221,7 @@ def _tested(
   plain = [x.tokens for x in texts[arms[0].name]]
   return doc._replace(
     rows=rows,
-    categories=_categories(arms, doc.calibration, groups, runs),
+    categories=_categories(arms, doc.calibration, runs),
     repeated_8grams=metrics.repeated_ngrams(plain),
   )
 
@@ -240,11 +241,9 @@ def _rows(arms: Arms, runs, audits, level: float = 0.95) -> list[records.Row]:
   ]
 
 
-def _categories(arms: Arms, parts, groups, runs) -> list[records.Row]:
+def _categories(arms: Arms, parts, runs) -> list[records.Row]:
   """At batch size 1 only: the time of a larger batch is of no one category."""
-  if any(len(group.items) > 1 for group in groups):
-    return []
-  named = [group.items[0].category for group in groups]
+  named = runs[arms[0].name].kind_G.tolist()
   of = {
     name: [i for i, x in enumerate(named) if x == name]
     for name in dict.fromkeys(filter(None, named))

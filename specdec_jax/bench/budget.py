@@ -185,8 +185,10 @@ def expected(
   spreads = [np.std(np.log(x), ddof=1) for x in gains.values() if len(x) > 1]
   if len(plan.test) < intervals.FEWEST or batches < 2 or not spreads:
     return plan, None
+  kinds = [x.category for x in plan.test] if rows == 1 else [''] * batches
   # All hold at once; methods are taken as independent.
-  t = stats.t.ppf(1 - 0.025 / len(gains), batches - 1)
+  units = intervals.units(kinds).shape[1]
+  t = stats.t.ppf(1 - 0.025 / len(gains), units - 1)
   return plan, float(t * max(spreads) / batches**0.5)
 
 

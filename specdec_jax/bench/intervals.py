@@ -11,6 +11,7 @@ would hold the truth 90 times in 100. tests/bench/simulation.py counts.
 """
 
 import functools
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,6 +49,14 @@ class Interval(NamedTuple):
     if not self.value or self.high is None:
       return None
     return self.high / self.value - 1
+
+
+def units(kinds: Iterable[str]) -> np.ndarray:
+  """[G, U]: 1 where a batch is of a unit: of its category where there are
+  FEWEST, else one of its own; '' is none."""
+  names = [x or i for i, x in enumerate(kinds)]
+  names = names if len(set(names)) >= FEWEST else range(len(names))
+  return np.array([[x == y for y in dict.fromkeys(names)] for x in names], int)
 
 
 def speedups(

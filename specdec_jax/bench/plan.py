@@ -261,6 +261,7 @@ def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
     other_prompts=len(plan.calibration),
     not_judged=tuple(x for x in known if x not in tested),
     codes=target.codes,
+    categories=len(tested - {''}),
   )
 
 

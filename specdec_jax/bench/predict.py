@@ -180,9 +180,7 @@ def counted(
   widths, second = zip(*(metrics.windows(x.info) for x in outputs), strict=True)
   emitted = [metrics.emitted(x.info) for x in outputs]
   windows = [max(x.sum(), 1) for x in widths]
-  usual = [1.0] * len(outputs), [1.0] * len(outputs)
-  if plain:
-    usual = counted(plain, None)[:2]
+  usual = counted(plain, None)[:2] if plain else [[1.0] * len(outputs)] * 2
   found = emitted, windows, widths, second, *usual
   return Counts(*(np.array(x, float) for x in found))
 
@@ -261,19 +259,25 @@ def interval(
   """The 90 % interval of a predicted improvement on so many other batches.
 
   By how much its logarithm differs without each of the batches seen (a
-  jackknife), and between repeats of the calibration: the error of the costs is
-  that of one repeat.
+  jackknife), between repeats of the calibration, and from one run to the next,
+  which those do not tell. On none: the least and the most by the repeats.
   """
   count = len(found.windows_G)
-  if count < 2 or not batches or not calibration.repeats:
+  every_G, less_GG = np.ones(count), 1 - np.eye(count)
+  costs = [float(gain(arm, x, found, every_G)) for x in calibration.repeats]
+  if costs and not batches:
+    return intervals.Interval(value, min(costs), max(costs))
+  if count < 2 or not costs:
     return intervals.Interval(value)
-  all_1G, less_GG = np.ones((1, count)), 1 - np.eye(count)
   left_G = np.log(gain(arm, calibration, found, less_GG))
-  costs = [gain(arm, x, found, all_1G) for x in calibration.repeats]
-  variance = (count - 1) * np.var(left_G) + np.var(np.log(costs))
+  error, runs = calibration_lib.between_runs()
   # What is predicted is a sample of prompts too.
-  sd = (variance * (1 + count / batches)) ** 0.5
-  factor = float(np.exp(stats.t.ppf(0.95, count - 1) * sd))
+  prompts = (count - 1) * np.var(left_G) * (1 + count / batches)
+  parts = np.array([prompts, np.var(np.log(costs)), error**2])
+  known = np.array([count - 1, max(len(costs) - 1, 1), runs])
+  # The degrees of freedom of a sum of variances (Satterthwaite 1946).
+  freedom = parts.sum() ** 2 / (parts**2 / known).sum()
+  factor = float(np.exp(stats.t.ppf(0.95, freedom) * parts.sum() ** 0.5))
   return intervals.Interval(value, value / factor, value * factor)
 
 
@@ -288,18 +292,11 @@ def improvement(
   found, once_G = counted(outputs, plain), np.ones(len(outputs))
   tokens = float(_tokens(found, once_G))
   value = float(gain(arm, calibration, found, once_G))
-  again = [gain(arm, x, found, once_G) for x in calibration.repeats]
   ends = interval(value, arm, calibration, found, batches)
   summary = metrics.summary(metrics.join(outputs))
-  return records.Prediction(
-    tokens=tokens,
-    window_cost=tokens / value,
-    improvement=value,
-    low=ends.low,
-    high=ends.high,
-    by_size=by_size(arm, calibration, summary, _shares(found, once_G), value),
-    by_repeat=[float(x) for x in again],
-  )
+  sizes = by_size(arm, calibration, summary, _shares(found, once_G), value)
+  told = tokens, tokens / value, value, ends.low, ends.high
+  return records.Prediction(*told, sizes)
 
 
 def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):

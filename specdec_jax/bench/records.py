@@ -12,8 +12,8 @@ from specdec_jax.bench import intervals
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import distance as distance_lib
 
-# Measured over explained, of a result that its own parts do not contradict.
-AGREE = 0.85, 1.2
+FEWEST = 4  # batches of calibration prompts of a prediction
+AGREE = 0.85, 1.2  # measured over explained, where the parts bear a result out
 
 # What a rule reproduces of plain decoding.
 Promised = Literal['tokens', 'distribution', 'nothing']
@@ -28,6 +28,7 @@ class Setting(NamedTuple):
   judged_prompts, other_prompts: test prompts, calibration prompts.
   not_judged: categories whose prompts are all calibration prompts.
   codes: how the target's matrices are quantised; '' is not at all.
+  categories: of test prompts.
   """
 
   target: str
@@ -45,6 +46,7 @@ class Setting(NamedTuple):
   other_prompts: int
   not_judged: tuple[str, ...]
   codes: str = ''
+  categories: int = 0
 
 
 class Ceiling(NamedTuple):
@@ -96,10 +98,10 @@ class Prediction(NamedTuple):
   tokens: emitted by a window, over those of a plain window of the batch.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
-  low, high: its 90 % interval for other prompts; None if not known.
+  low, high: its 90 % interval for other prompts; None if not known. Of what
+    these prompts explain, the least and the most by repeats of the calibration.
   by_size: improvement of this window and, estimated, of smaller ones, by the
     gamma of a chain, the nodes of a tree's levels, or 'best:N'.
-  by_repeat: improvement by each repeat of the calibration.
   """
 
   tokens: float
@@ -108,7 +110,6 @@ class Prediction(NamedTuple):
   low: float | None
   high: float | None
   by_size: dict[str, float] = {}
-  by_repeat: Sequence[float] = ()
 
 
 # --- texts -------------------------------------------------------------------
@@ -235,12 +236,6 @@ class Row(NamedTuple):
   predicted: Prediction | None = None
   explained: Prediction | None = None
   audit: Audit | None = None
-
-  @property
-  def over_predicted(self) -> float | None:
-    if self.predicted is None or self.improvement.value is None:
-      return None
-    return self.improvement.value / self.predicted.improvement
 
   @property
   def by_position(self) -> list[float | None]:

@@ -179,10 +179,12 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
 # --- the benchmark -----------------------------------------------------------
 
 
-def predicted(found: Mapping[str, records.Prediction], console) -> None:
-  """Prints what is predicted of every method."""
+def predicted(found: Mapping[str, records.Prediction], s, console) -> None:
+  """Prints what is predicted of every method, in a records.Setting."""
   if not found:
-    console.print('No prediction: it needs two prompts or more.')
+    what = f'{-(-s.other_prompts // s.batch_size)} '
+    what += 'batches of ' * (s.batch_size > 1) + 'calibration prompts'
+    console.print(f'Not predicted: {what}, {records.FEWEST} are needed.')
     return
   title = 'Predicted before the test prompts are run'
   console.print(table(title, list(found.items()), _PREDICTED))
@@ -216,7 +218,6 @@ _SPEED: list[Column] = [
   ('improvement', 'improvement', gain_cell),
   ('whole requests', 'whole', gain_cell),
   ('predicted', 'predicted.improvement', TIMES),
-  ('measured/p.', 'over_predicted', '{:.2f}'),
   ('explained', 'explained.improvement', TIMES),
   ('first, ms', 'time_to_first_token', lambda x: f'{1000 * x:.1f}'),
   (
@@ -248,7 +249,7 @@ _CATEGORY: list[Column] = [
 
 def rows(doc: records.Document, console: Console) -> None:
   """Prints the main tables."""
-  title = 'Speed (improvement with its 95 % interval over prompts)'
+  title = 'Speed (improvement with its 95 % interval)'
   console.print(table(title, doc.rows, _SPEED))
   tok_s = doc.rows[0].tok_s
   assert tok_s

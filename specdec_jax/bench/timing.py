@@ -42,6 +42,7 @@ class Runs(NamedTuple):
   tokens_G: emitted. prompts_G: different ones; no two batches share one.
   decoding_RG: seconds of all windows; NaN where not run.
   prefill_RG: seconds before them; arms of one engine share theirs.
+  kind_G: the category of each; '' is none, or of a batch of several prompts.
   """
 
   outputs: list[Any]
@@ -49,6 +50,7 @@ class Runs(NamedTuple):
   prompts_G: np.ndarray
   decoding_RG: np.ndarray
   prefill_RG: np.ndarray
+  kind_G: np.ndarray | None = None
 
   @property
   def decoding_G(self) -> np.ndarray:
@@ -62,9 +64,8 @@ class Runs(NamedTuple):
   def picked(self, batches: Sequence[int]) -> 'Runs':
     """Those of some batches alone."""
     outputs, *arrays = self
-    return Runs(
-      [outputs[g] for g in batches], *(x[..., batches] for x in arrays)
-    )
+    at: Any = lambda x: None if x is None else x[..., batches]
+    return Runs([outputs[g] for g in batches], *map(at, arrays))
 
 
 def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
@@ -171,6 +172,8 @@ def measure(
     ran[repeat, g] = found
   repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
   prompts_G = [len({x.id for x in group.items}) for group in groups[:batches]]
+  alone = lambda x: x.items[0].category if len(x.items) == 1 else ''
+  kind_G = np.array([alone(group) for group in groups[:batches]])
   out = {}
   for arm in arms:
     decoding_RG, prefill_RG = np.full((2, repeats, batches), np.nan)
@@ -179,7 +182,7 @@ def measure(
     outputs = [ran[0, g][arm.name].output for g in range(batches)]
     tokens_G = np.array([metrics.emitted(x.info) for x in outputs])
     counts = tokens_G, np.array(prompts_G)
-    out[arm.name] = Runs(outputs, *counts, decoding_RG, prefill_RG)
+    out[arm.name] = Runs(outputs, *counts, decoding_RG, prefill_RG, kind_G)
   return out
 
 
@@ -195,14 +198,17 @@ def improvements(
 
   Fewer than intervals.FEWEST prompts, or one batch, give no intervals: prompts
   are the sample, and repeats of one batch do not tell how others would do.
+  Categories are, where there are so many: prompts of one are alike.
 
   runs: of the same batches. whole: of requests with the prefill of target and
   draft; else of decoding alone. level: how often all intervals hold.
   """
   plain, *names = runs
+  kind_G, none_G = runs[plain].kind_G, [''] * len(runs[plain].tokens_G)
+  unit_GU = intervals.units(none_G if kind_G is None else kind_G)
   found = intervals.speedups(
-    [x.tokens_G for x in runs.values()],
-    [x.decoding_G + whole * x.prefill_G for x in runs.values()],
+    [x.tokens_G @ unit_GU for x in runs.values()],
+    [(x.decoding_G + whole * x.prefill_G) @ unit_GU for x in runs.values()],
     level,
     # Copies that fill a batch are no further prompts.
     int(runs[plain].prompts_G.sum()),

@@ -55,6 +55,10 @@ def sentences(doc: records.Document) -> list[str]:
     f'Of {s.judged_prompts} test prompts, {s.max_new_tokens} new tokens at '
     f'most, {s.repeats} times each.'
   )
+  if s.categories > 1:
+    few = s.categories < intervals.FEWEST or s.batch_size > 1
+    over = 'for other prompts of these' if few else 'over the'
+    out.append(f'Intervals are {over} {s.categories} categories.')
   if doc.left_out:
     why = '; '.join(f'{name} ({x})' for name, x in doc.left_out.items())
     out.append(
@@ -190,7 +194,7 @@ def _of_texts(doc: records.Document) -> str:
 def _about(best: Row, doc: records.Document) -> list[str]:
   """The best gamma of a drafter, why it does not win, what was predicted."""
   x, s, plain = best.improvement, doc.setting, doc.rows[0].tok_s
-  assert plain and best.tok_s
+  assert plain and best.tok_s and x.value and best.explained
   out = [
     f'{best.drafter}: {_OF_DRAFTERS[x.outcome]}; best at gamma {best.gamma}, '
     f'{_times(x)} plain decoding ({best.tok_s:.3g} against {plain:.3g} tok/s), '
@@ -205,22 +209,16 @@ def _about(best: Row, doc: records.Document) -> list[str]:
     )
   if x.outcome != 'win':
     out.append(f'  {_why([best])}')
-  if doubt := _doubt(best):
-    out.append(f'  Its parts contradict this result: {doubt}. Run it again.')
+  if off := contradiction(x.value, best.explained.improvement):
+    out.append(f'  Its parts contradict this result: {off}. Run it again.')
   return out + _of_prediction(best)
 
 
-def contradiction(measured: float, explained: float) -> str:
-  """Where the parts of a run contradict its result: by how much; else ''."""
-  (low, high), found = records.AGREE, round(measured / explained, 2)
-  if low <= found <= high:
-    return ''
-  return f'measured over explained is {found:.2f}, outside {low} to {high}'
-
-
-def _doubt(x: Row) -> str:
-  assert x.improvement.value and x.explained
-  return contradiction(x.improvement.value, x.explained.improvement)
+def contradiction(x: float, explained: float, what: str = 'measured') -> str:
+  """By how much a run's parts contradict what is found, in words; else ''."""
+  (low, high), ratio = records.AGREE, round(x / explained, 2)
+  off = f'{what} over explained is {ratio:.2f}, outside {low} to {high}'
+  return '' if low <= ratio <= high else off
 
 
 def _times(x: intervals.Interval) -> str:
@@ -313,21 +311,13 @@ def _change(best: Row, categories: Sequence[Row], tried: set[int]) -> str:
   name = max(sizes, key=sizes.__getitem__, default='')
   if name and name not in [*sizes][-1:] and (tree or int(name) not in tried):
     what = f"the tree '{name}'" if tree else f'gamma {name}'
-    doubt = _doubt(best) or _unsteady(model)
+    again = 'a repeat of the calibration'
+    ends = [(x, again) for x in (model.low, model.high)]
+    for value, told in [(best.improvement.value, 'measured'), *ends]:
+      if value and (off := contradiction(value, model.improvement, told)):
+        return f'{text} No other size is named: {off}.'
     text += (
-      f' No other size is named: {doubt}.'
-      if doubt
-      else (
-        f' Try {what}: by the cost model {sizes[name]:.2f}x, this one '
-        f'{model.improvement:.2f}x.'
-      )
+      f' Try {what}: by the cost model {sizes[name]:.2f}x, this one '
+      f'{model.improvement:.2f}x.'
     )
   return text
-
-
-def _unsteady(x: records.Prediction) -> str:
-  """Where repeats of the calibration disagree as much as `contradiction`."""
-  if not any(contradiction(y, x.improvement) for y in x.by_repeat):
-    return ''
-  ends = f'{min(x.by_repeat):.2f}x to {max(x.by_repeat):.2f}x'
-  return f'the repeats of the calibration disagree ({ends})'

@@ -4,6 +4,8 @@ Independent of acceptance: passes are timed with scripted drafts, drafting
 without a target.
 """
 
+import functools
+import pathlib
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,12 +13,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, printing, requests
+from specdec_jax import decode, hosts, machine, printing, requests
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import method
+from specdec_jax.io import files
 
 # measure: tokens before the windows that are timed, windows, repeats.
 START, WINDOWS, REPEATS = 128, 8, 3
+
+# Runs of the benchmark; the cache folder has the user's own, under this name.
+RUNS = pathlib.Path(__file__).with_name('runs.json')
 
 
 class Calibration(NamedTuple):
@@ -80,6 +86,23 @@ def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
   out: dict[str, Any] = {'verify': np.array([found.idle, *passes])}
   out |= {name: interpolated(x, counts) for name, x in found.propose.items()}
   return {name: np.round(x / found.idle, 4).tolist() for name, x in out.items()}
+
+
+@functools.cache
+def between_runs() -> tuple[float, int]:
+  """(error of costs from one run to the next, runs that tell it).
+
+  The root mean square of each run's mean logarithm of measured over explained:
+  of runs on this machine where four are known, else of all.
+  """
+  me, own = machine.describe(), files.cache_folder() / RUNS.name
+  kept = [files.read_json(x, {'runs': []})['runs'] for x in (RUNS, own)]
+  rows = sum(kept, [])
+  mine = [x for x in rows if all(x[k] == me[k] for k in ('cpu', 'device'))]
+  rows = mine if len(mine) >= 4 else rows
+  means = [np.log(x['over_explained']).mean() for x in rows]
+  error = float(np.linalg.norm(means)) / len(rows) ** 0.5
+  return hosts.from_first(lambda: (error, len(rows)))
 
 
 def interpolated(timed: Mapping[int, float], wanted) -> np.ndarray:
@@ -157,14 +180,11 @@ def _windows(request: decode.Request) -> int:
 
 
 def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
-  """The Calibration of one time of every part.
-
-  More tokens do not take less time: where they seem to, it was noise. A plain
-  step is the least, then a window that proposes nothing.
-  """
+  """The Calibration of one time of every part."""
   by: dict[str, dict[int, float]] = {}
-  order = lambda key: (key[0], key != ('verify', 1), key[1])
-  for name, count in sorted(found, key=order):
+  # More tokens do not take less time: where they seem to, it was noise. A plain
+  # step is the least, then a window that proposes nothing.
+  for name, count in sorted(found, key=lambda x: (x != ('verify', 1), x)):
     timed = by.setdefault(name, {})
     timed[count] = max([found[name, count], *timed.values()])
   verify = by.pop('verify')

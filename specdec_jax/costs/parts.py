@@ -41,11 +41,7 @@ class Part(NamedTuple):
 def seconds(
   parts: Mapping[Any, Part], rounds: Iterable
 ) -> dict[Any, list[float]]:
-  """Seconds a step of every part in every round; the parts take turns.
-
-  An empty call that took nine tenths of a sample, on a busy machine, tells
-  nothing of its steps: a tenth of the sample counts at least.
-  """
+  """Seconds a step of every part in every round; the parts take turns."""
   none = {
     key: min(timed(part.walk, 0)[0] for _ in range(3))
     for key, part in parts.items()
@@ -54,6 +50,7 @@ def seconds(
   for _ in rounds:
     for key, (walk, steps) in parts.items():
       took, _ = timed(walk, steps)
+      # An empty call that took nearly as long tells nothing of the steps.
       out[key].append(max(took - none[key], took / 10) / steps)
   return out
 

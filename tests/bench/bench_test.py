@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import json
 import math
+import types
 
 import pytest
 
@@ -12,6 +13,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   benchmark,
   budget,
+  predict,
   prompts,
   records,
   timing,
@@ -68,7 +70,8 @@ def test_too_few_minutes_are_refused_as_soon_as_that_is_known(monkeypatch):
 
 
 @pytest.mark.slow
-def test_end_to_end(capsys):
+def test_end_to_end(capsys, monkeypatch):
+  monkeypatch.setattr(records, 'FEWEST', 2)
   # The draft is the target itself: everything it proposes is accepted.
   config = settings(draft={'source': 'random:tiny'})
   good, doc, printed = run(config, capsys, sizes=(2,))
@@ -131,9 +134,37 @@ def test_as_many_bytes_are_read_as_a_step_reads(asked, read):
     assert 0.9 < made.args[-1].nbytes / (read * 2**20) <= 1, name
 
 
+@pytest.mark.parametrize('prompts', [3, 4])
+def test_three_prompts_predict_nothing(prompts, monkeypatch):
+  """A batch is a prompt, or several that share their passes."""
+  s = settings_lib.settings(settings())
+  plan = plan_lib.Plan((), (), 8, 32, s.sampling, s.bench)
+  arms = [
+    plan_lib.Arm(x, x, i, None)  # pyright: ignore
+    for i, x in enumerate(('plain', 'lm'))
+  ]
+  told = types.SimpleNamespace(output='output')
+  for module, name, result in (
+    (plan_lib, 'groups', [None] * prompts),
+    (plan_lib, 'texts', {}),
+    (plan_lib, 'setting', 'setting'),
+    (timing, 'turn', {x.name: told for x in arms}),
+    (predict, 'gains', {'lm': [1.0] * prompts}),
+    (predict, 'improvement', 'known'),
+    (budget, 'expected', (plan, None)),
+  ):
+    monkeypatch.setattr(module, name, lambda *_, result=result: result)
+  speed = budget.Speed(1.0, 1.0, 1.0, 1, {}, 0)
+  doc = records.Document({}, None, 'setting', None)  # pyright: ignore
+  given = doc, arms, {}, plan, speed, budget.UNLIMITED
+  found, _ = benchmark._predicted(*given)
+  assert found.predicted == ({'lm': 'known'} if prompts == 4 else {})
+
+
 @pytest.mark.more
 def test_what_cannot_win_is_not_run_on_the_test_prompts(capsys, monkeypatch):
   left = {'lm g=2': '0.10x to 0.20x'}
+  monkeypatch.setattr(records, 'FEWEST', 2)
   monkeypatch.setattr(budget, 'left_out', lambda *_: left)
   # Time that is over: one block is run all the same.
   monkeypatch.setattr(budget, 'check', lambda *_: None)
@@ -146,7 +177,7 @@ def test_what_cannot_win_is_not_run_on_the_test_prompts(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_batches_larger_than_one(capsys):
-  """What rows share is no improvement: predicted and measured alike.
+  """What rows share is no improvement.
 
   The draft is the target, so a window of gamma 2 emits three tokens a row but
   for cuts, and a plain window of four rows four in all.
@@ -161,9 +192,10 @@ def test_batches_larger_than_one(capsys):
   plain, lm = doc.rows
   # Four categories of two: each half fills a batch.
   assert plain.counts.target_calls == plain.counts.emitted_tokens == 4 * 8
-  for found in (lm.predicted, lm.explained):
-    assert 2 < found.tokens <= 3
-    assert found.improvement == pytest.approx(found.tokens / found.window_cost)
+  found = lm.explained
+  assert 2 < found.tokens <= 3 and lm.predicted is None
+  assert found.improvement == pytest.approx(found.tokens / found.window_cost)
+  assert 'Not predicted: 1 batches of calibration prompts, 4 are' in printed
 
 
 @pytest.mark.slow

@@ -99,10 +99,10 @@ def test_the_width_to_expect_is_of_batches_where_rows_share_them():
     clock = budget.UNLIMITED
     return budget.expected(plan(**changes), SPEED, gains, clock)[1]
 
-  # Student's t with 3 degrees of freedom is 3.182, with 13 it is 2.160, and
-  # 2.896 at 0.05 / 4.
+  # Student's t with 3 degrees of freedom is 3.182; of 7 categories 6 are left,
+  # 2.447, and 3.521 at 0.05 / 4.
   assert of(batch_size=4) == pytest.approx(3.182 * 0.0816 / 2, rel=1e-3)
-  for arms, t in ((1, 2.160), (4, 2.896)):
+  for arms, t in ((1, 2.447), (4, 3.521)):
     assert of(arms) == pytest.approx(t * 0.0816 / 14**0.5, rel=1e-3)
   assert of(prompts=5) is of(batch_size=16) is of(each=some[:1]) is None
 

@@ -1,7 +1,5 @@
 """What is chosen among batch sizes and categories pays for the choice."""
 
-import types
-
 import numpy as np
 import pytest
 
@@ -49,11 +47,10 @@ def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
   """Two of six prompts and one of two, which has no interval."""
   arms, runs = clocks
   names = ['code'] * 6 + ['chat'] * 6 + ['few'] * 2
-  item = lambda name: types.SimpleNamespace(category=name)
-  groups = [types.SimpleNamespace(items=[item(x)]) for x in names]
+  runs = {k: x._replace(kind_G=np.array(names)) for k, x in runs.items()}
   none = dict.fromkeys(runs)
   monkeypatch.setattr(benchmark.predict, 'improvements', lambda *_: none)
-  found = benchmark._categories(arms, None, groups, runs)  # pyright: ignore
+  found = benchmark._categories(arms, None, runs)
   code = {x.name: x.improvement for x in found if x.category == 'code'}
   part = {name: x.picked(range(6)) for name, x in runs.items()}
   want = timing.improvements(part, level=0.975)

@@ -29,6 +29,9 @@ def few_resamples(monkeypatch):
     Case(28, 4, 4, 0.0),
     Case(28, 3, 1, 0.9, spread=0.05),
     Case(16, 3, 1, 0.8, batch=4),
+    Case(14, 2, 3, 0.8, categories=7, share=0.5),
+    Case(28, 2, 3, 0.8, categories=7, share=0.8),
+    Case(28, 2, 3, 0.8, first=1.0),
   ],
   ids=str,
 )
@@ -47,6 +50,13 @@ def test_one_that_is_faster_is_mostly_called_so(few_resamples):
   assert found.given > 0.9 and found.holds >= 0.93 and found.width < 0.2
   lost = simulation.rates(case._replace(improvement=1 / 1.35), 200)
   assert lost.slower > 0.9 and lost.any == 0
+
+
+def test_of_few_categories_intervals_are_of_their_prompts_alone(few_resamples):
+  """Which the verdict says: others would gain more or less."""
+  case = Case(24, 2, 3, 0.8, categories=4, share=0.8)
+  found = simulation.rates(case, 100)
+  assert found.any > 0.1 and found.holds < 0.9
 
 
 def test_a_prompt_is_in_both_arms_at_once():

@@ -68,11 +68,16 @@ def test_a_category_without_a_test_prompt_is_named(capsys):
   c = plan_lib.make(e, chosen[1:])  # one of each
   assert [x.category for x in c.test] == ['a', 'c']
   setting = plan_lib.setting(plan_lib.arms(e), c)
-  assert setting.not_judged == ('b',)
+  assert setting.not_judged == ('b',) and setting.categories == 2
   tables.plan(setting, budget.UNLIMITED, 0.25, printing.console())
   out = capsys.readouterr().out
   assert '2 test prompts, 1 calibration' in out and 'no test prompt: b\n' in out
   assert 'about +-25%' in out
+  timed = calibration.Calibration(0.1, {1: 1.0, 5: 1.5}, 1.1, {'lm': {4: 1.0}})
+  tables.calibration(timed, 20.0, printing.console())
+  out = capsys.readouterr().out
+  assert 'plain step 100 ms; v(1) = 1.00, v(5) = 1.50; proposing nothing' in out
+  assert 'c (a drafted token): lm 0.2500' in out
   both = plan_lib.make(e, chosen[:1])
   assert not plan_lib.setting(plan_lib.arms(e), both).not_judged
 

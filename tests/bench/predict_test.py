@@ -99,7 +99,15 @@ def predicted(e, outputs, costs, batches=0):
   return predict.improvement(arm, costs, outputs, batches=batches)
 
 
-def test_the_interval_is_of_other_prompts_and_of_the_costs():
+@pytest.fixture
+def same_costs(monkeypatch):
+  """Runs whose costs are always right, or err by as much as a test wants."""
+  found = [1e-9, 10]
+  monkeypatch.setattr(calibration, 'between_runs', lambda: found)
+  return found
+
+
+def test_the_interval_is_of_other_prompts_and_of_the_costs(same_costs):
   e = build.engine(build.load('random:tiny'), 'lookup', gamma=2)
   few = [output([4, 1, 1]), output([1, 1, 4])]
   known = predicted(e, few, parts())
@@ -116,10 +124,54 @@ def test_the_interval_is_of_other_prompts_and_of_the_costs():
   noisy = parts(repeats=(parts(1.4), parts(1.6)))
   assert predicted(e, same, noisy, 4).high > 1.05
   assert predicted(e, few[:1], steady, 4).low is None
+  # And what no repeat knows of.
+  same_costs[:] = 0.17, 10**9
+  sure = predicted(e, same, steady, 4)
+  assert sure.high == pytest.approx(math.exp(1.645 * 0.17), rel=1e-3)
+  assert sure.low == pytest.approx(1 / sure.high)
+  same_costs[1] = 10
+  assert predicted(e, same, steady, 4).high > sure.high
+  # Of the same prompts: the least and the most by the repeats.
+  again = predicted(e, few, noisy)
+  assert (again.low, again.high) == pytest.approx((2 / 2.1, 2 / 1.9))
+  assert again.improvement == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize('prompts', [4, 7, 14])
+@pytest.mark.parametrize('repeat', [0.02, 0.2])
+def test_an_interval_holds_where_costs_err_from_run_to_run(
+  prompts, repeat, monkeypatch, same_costs
+):
+  """By 17 %, which no repeat of a run's calibration knows of."""
+  same_costs[:] = 0.17, 10
+  gain = lambda arm, x, found, times: (
+    times @ found.emitted_G / (times @ found.windows_G) / x.step
+  )
+  monkeypatch.setattr(predict, 'gain', gain)
+  rng, hits = np.random.default_rng(0), 0
+
+  def drawn(count):
+    windows_G = np.exp(rng.normal(3, 0.5, count))
+    return windows_G * np.exp(0.2 * rng.normal(size=count)), windows_G
+
+  for _ in range(600):
+    emitted_G, windows_G = drawn(prompts)
+    error = 0.17 * rng.normal()
+    steps = np.exp(error + repeat * rng.normal(size=3))
+    each = tuple(parts()._replace(step=x) for x in steps)
+    costs = parts(repeats=each)._replace(step=float(np.median(steps)))
+    found = predict.Counts(emitted_G, windows_G, *[windows_G] * 4)
+    value = emitted_G.sum() / windows_G.sum() / costs.step
+    x = predict.interval(value, None, costs, found, 14)
+    judged = drawn(14)
+    hits += x.low <= judged[0].sum() / judged[1].sum() <= x.high
+  assert 0.85 <= hits / 600 <= 0.95
 
 
 @pytest.mark.parametrize('prompts', [2, 4, 8])
-def test_a_prediction_of_few_prompts_holds_as_often(prompts, monkeypatch):
+def test_a_prediction_of_few_prompts_holds_as_often(
+  prompts, monkeypatch, same_costs
+):
   """Of the logarithm of their mean; 90 times in 100."""
   rng, hits = np.random.default_rng(0), 0
   found = predict.Counts(*[np.ones(prompts)] * 6)

@@ -14,7 +14,7 @@ WON, LOST, OPEN = gain(1.5, 1.4, 1.6), gain(0.8, 0.78, 0.83), gain(1, 0.9, 1.1)
 AUDIT = records.Audit('tokens', 9, (), (records.Finding('tie'),))
 BUG = records.Audit('tokens', 9, (), (records.Finding('BUG'),))
 WHAT = dict(lossless=True, judged_prompts=14, batch_size=1, codes='')
-WHAT |= dict(max_new_tokens=64, repeats=5)
+WHAT |= dict(max_new_tokens=64, repeats=5, categories=1)
 NO_COUNTS = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
 
 
@@ -208,17 +208,18 @@ def test_what_is_said(doc, said, unsaid):
     (0.79, BETTER, ' Try gamma 1: by the cost model 1.20x, this one 0.92x.'),
     (1.10, BETTER, ' Try gamma 1: by the cost model 1.20x, this one 0.92x.'),
     (1.12, BETTER, ' No other size is named: measured over explained is 1.22,'),
-    (0.9, BETTER._replace(by_repeat=(0.8, 1.1)), ' Try gamma 1: by the cost '),
+    # The least and the most by repeats of the calibration.
+    (0.9, BETTER._replace(low=0.8, high=1.1), ' Try gamma 1: by the cost '),
     (
       0.9,
-      BETTER._replace(by_repeat=(0.9, 0.7, 1.0)),
-      ' No other size is named: the repeats of the calibration disagree '
-      '(0.70x to 1.00x).',
+      BETTER._replace(low=0.7, high=1.0),
+      ' No other size is named: a repeat of the calibration over explained is '
+      '0.76, outside 0.85 to 1.2.',
     ),
     (
       0.9,
-      BETTER._replace(by_repeat=(0.9, 1.2)),
-      ' No other size is named: the repeats of the calibration disagree ',
+      BETTER._replace(low=0.9, high=1.2),
+      ' a repeat of the calibration over explained is 1.31, outside',
     ),
   ],
 )
@@ -229,6 +230,7 @@ def test_a_run_that_refutes_its_model_advises_nothing_by_it(
   doc = document([row('lm', x, explained=model)])
   change = verdict.sentences(doc)[-1]
   assert said in change and ('Try' in change) == ('Try' in said)
+  assert ('No other size is named' in change) != ('Try' in said)
 
 
 @pytest.mark.parametrize(
@@ -316,9 +318,32 @@ def test_whole_requests_have_a_column_of_their_own(capsys):
   assert cells(lookup) == ['5.0', '0.80', '0.90']
 
 
-def test_without_a_prediction_it_is_said_why(capsys):
-  tables.predicted({}, printing.console())
-  assert 'two prompts or more' in capsys.readouterr().out
+@pytest.mark.parametrize(
+  'rows, said', [(1, '7 calibration'), (3, '3 batches of calibration')]
+)
+def test_without_a_prediction_it_is_said_why(rows, said, capsys):
+  setting = types.SimpleNamespace(other_prompts=7, batch_size=rows)
+  tables.predicted({}, setting, printing.console())
+  wanted = f'Not predicted: {said} prompts, 4 are needed.\n'
+  assert capsys.readouterr().out == wanted
+
+
+@pytest.mark.parametrize(
+  'categories, rows, said',
+  [
+    (0, 1, ''),
+    (1, 1, ''),
+    (2, 1, 'Intervals are for other prompts of these 2 categories.'),
+    (5, 1, 'Intervals are for other prompts of these 5 categories.'),
+    (6, 1, 'Intervals are over the 6 categories.'),
+    # A batch is of several.
+    (7, 4, 'Intervals are for other prompts of these 7 categories.'),
+  ],
+)
+def test_what_intervals_are_of_is_said(categories, rows, said):
+  of = {'categories': categories, 'batch_size': rows}
+  text = verdict.sentences(document([row('lm', WON)], setting=of))
+  assert [x for x in text if x.startswith('Intervals')] == [said] * bool(said)
 
 
 def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):

@@ -46,6 +46,11 @@ def test_whole_requests_pay_for_the_prefill_of_both_models():
   # A prompt with one more repeat weighs no more.
   assert timing.tok_s(runs([[2.0, 4.0], [2.0, NAN]])) == timing.tok_s(plain)
   assert timing.first_token(plain) == pytest.approx((1.5 + 3.0) / 2)
+  # Rows of a batch run their windows at once.
+  info = plain.outputs[0].info._replace(calls_B=np.array([4, 2]))
+  rows = [decode.Output(None, None, info)] * 2
+  shared = plain._replace(outputs=rows)
+  assert timing.first_token(shared) == timing.first_token(plain)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +74,31 @@ def test_repeats_are_no_sample_of_prompts(prompts, outcome):
     some = range(count - 1)
     part = improvement(each(1.5).picked(some), each(3.0).picked(some))
     assert part.outcome == 'too few'
+
+
+def test_categories_are_the_sample_where_there_are_six():
+  """Of two prompts each, as if each were one prompt; else prompts are."""
+  rng = np.random.default_rng(0)
+  plain_G, gain_C = np.exp(rng.normal(size=12) / 9), np.exp(rng.normal(size=6))
+  names = np.repeat(list('abcdef'), 2)
+  mine_G = plain_G / np.repeat(gain_C, 2)
+  each = lambda seconds_G, kind_G: runs(
+    [seconds_G], [[0.0] * len(seconds_G)]
+  )._replace(kind_G=kind_G)
+  both = lambda kind_G: [each(x, kind_G) for x in (mine_G, plain_G)]
+  found = improvement(*both(names))
+  # Sums of two, which share their gain.
+  sums = [x.reshape(6, 2).sum(1) for x in (mine_G, plain_G)]
+  merged = improvement(*(runs([x], [[0.0] * 6]) for x in sums))
+  assert found == pytest.approx(merged)
+  alone = improvement(*both(None))
+  assert found.width > 1.2 * alone.width
+  # Five are too few to be a sample, and prompts without one are their own.
+  five = np.where(names == 'f', 'a', names)
+  assert improvement(*both(five)) == pytest.approx(alone)
+  assert improvement(*both(np.array([''] * 12))) == pytest.approx(alone)
+  some = np.where(names > 'd', '', names)  # four, and four prompts
+  assert alone.width < improvement(*both(some)).width
 
 
 def test_all_arms_at_once():
@@ -140,6 +170,13 @@ def test_blocks_alternate_and_may_end_early():
   assert np.isnan(mine.decoding_RG).tolist() == none_RG
   assert np.isnan(mine.prefill_RG).tolist() == none_RG
   assert len(mine.outputs) == 2 and mine.prompts_G.tolist() == [1, 1]
+  assert mine.kind_G.tolist() == ['', '']  # of two rows
+  assert mine.picked([1]).kind_G.tolist() == ['']
+  one = [x._replace(items=x.items[:1]) for x in groups]
+  named = one[0].items[0]._replace(category='code')
+  one[0] = one[0]._replace(items=(named,))
+  ended = timing.measure(arms, one, programs, [(0, 0), (0, 1)])['x']
+  assert ended.kind_G.tolist() == ['code', '']
   # Of the second batch nothing is known, not even its prefill.
   first = timing.measure(arms, groups, programs, [(0, 0)])['x']
   assert len(first.outputs) == len(first.prefill_G) == 1

@@ -1,6 +1,8 @@
 """Costs of windows, and adaptive drafting that chooses by them."""
 
 import importlib
+import json
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,57 @@ def test_a_sample_that_was_as_short_as_an_empty_call_is_measured(monkeypatch):
   walks = {'a': parts.Part(None, 2), 'b': parts.Part(None, 4)}
   found = parts.seconds(walks, range(2))
   assert found == {'a': [0.1, 2.0], 'b': [0.5, 0.5]}
+
+
+def test_drafting_is_timed_with_as_many_tokens_as_it_is_named_by(monkeypatch):
+  """A draft of fewer than the engine's gamma asks for fewer."""
+  asked = []
+
+  def along(weights, request, steps, *, loop):
+    asked.append((int(steps), request.gamma_B.tolist()))
+
+  monkeypatch.setattr(parts, 'propose_along', along)
+  monkeypatch.setattr(parts, 'timed', lambda run, *x: (0.05, run(*x)))
+  engine = build.engine(load.load('random:tiny'), 'lookup', gamma=4)
+  request = calibration._request(engine, 2)
+  (own,) = calibration._methods(engine)
+  for count in (0, 1, 4):
+    part = calibration._propose(engine, own, count, request)
+    part.walk(9)
+    assert asked[-1] == (9, [count] * 2)
+    # A sample takes a tenth of a second.
+    assert part.steps == 2 * calibration.WINDOWS
+
+
+def test_the_error_between_runs_is_of_this_machine_where_four_runs_tell_it(
+  monkeypatch, tmp_path
+):
+  """Of each run the mean of its methods; else of all runs that are stored."""
+  about = {'cpu': 'mine', 'device': 'cpu'}
+  monkeypatch.setattr(calibration.machine, 'describe', lambda: about)
+  monkeypatch.setattr(calibration, 'RUNS', tmp_path / 'stored/runs.json')
+  monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path / 'own'))
+  run = lambda *over, **other: about | {'over_explained': over} | other
+
+  def known(stored, own):
+    for name, rows in (('stored', stored), ('own', own)):
+      (tmp_path / name).mkdir(exist_ok=True)
+      (tmp_path / name / 'runs.json').write_text(json.dumps({'runs': rows}))
+    calibration.between_runs.cache_clear()
+    return calibration.between_runs()
+
+  try:
+    # Twice too fast, and as much too slow: off by the logarithm of 2.
+    other = [run(2.0, device='gpu'), run(1.0, 0.25, cpu='another')]
+    assert known(other, []) == (pytest.approx(math.log(2)), 2)
+    right = [run(0.5, 2.0)] * 3
+    assert known(other, right) == (pytest.approx(math.log(2) * 0.4**0.5), 5)
+    assert known([*other, run(1.0)], right) == (0.0, 4)
+    (tmp_path / 'own/runs.json').unlink()
+    calibration.between_runs.cache_clear()
+    assert calibration.between_runs()[1] == 3
+  finally:
+    calibration.between_runs.cache_clear()
 
 
 def test_a_pass_is_compiled_once_for_all_drafters():

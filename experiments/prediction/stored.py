@@ -1,0 +1,252 @@
+"""What stored results tell of predictions: of costs, and of their intervals.
+
+Every document of the benchmark that an experiment keeps is a run: its mean of
+measured over explained is the error that its costs had. The library knows how
+large such errors are from costs/runs.json, which is made of them here.
+"""
+
+import json
+import pathlib
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from experiments import page
+from experiments.prediction import cells as cells_lib
+from specdec_jax import printing
+from specdec_jax.bench import records
+from specdec_jax.costs import calibration
+from specdec_jax.io import files
+
+ROOT = pathlib.Path(__file__).parents[2]
+TREES = 'experiments/tree_rules/results/speed.json'
+# By drafter; what is not here is a draft model, under its own name.
+KINDS = {'lookup': 'lookup', 'eagle': 'EAGLE', 'adaptive': 'adaptive'}
+
+
+class Run(NamedTuple):
+  """A document of the benchmark, or one of several in a file.
+
+  where: its file. prompts: that it was predicted from, one in a batch. weights:
+  of the target.
+  """
+
+  where: str
+  doc: Mapping[str, Any]
+  prompts: int
+  weights: str
+
+
+class Cell(NamedTuple):
+  """A cells.Cell, the run that it is of, and what kind of method it is."""
+
+  cell: cells_lib.Cell
+  run: Run
+  kind: str
+
+
+def runs(root: pathlib.Path = ROOT) -> list[Run]:
+  """Every run that experiments keep."""
+  out = []
+  for path in sorted(root.glob('experiments/*/results/*.json')):
+    found = json.loads(path.read_text('utf-8'))
+    several = found.get('runs')
+    for doc in several if isinstance(several, list) else [found]:
+      if ratios(doc):
+        s, name = doc['setting'], str(path.relative_to(root))
+        weights = weights_of(s['target'], s['dtype'])
+        out.append(Run(name, doc, s['other_prompts'], weights))
+  return out
+
+
+def weights_of(target: str, dtype: str) -> str:
+  """'stored' of 'SmolLM2-135M (Q4_1, stored)'; of floats their dtype."""
+  told = target.rpartition(', ')[2].rstrip(')').removeprefix('again ')
+  return told if told in ('stored', 'int8', 'int4') else dtype
+
+
+def ratios(doc: Mapping[str, Any]) -> list[float]:
+  """Measured over explained, of every method; [] of another document."""
+  rows = doc.get('rows')
+  return [
+    x['improvement']['value'] / x['explained']['improvement']
+    for x in (rows if isinstance(rows, list) else ())
+    if x.get('explained')
+  ]
+
+
+def row(doc: Mapping[str, Any], where: str) -> dict[str, Any]:
+  """What runs.json has of a run."""
+  about = {x: doc['machine'][x] for x in ('cpu', 'device')}
+  return about | {'from': where, 'over_explained': ratios(doc)}
+
+
+def text(found: Sequence[Run]) -> str:
+  """runs.json."""
+  return printing.compact({'runs': [row(x.doc, x.where) for x in found]})
+
+
+def add_own(paths: Sequence[str]) -> pathlib.Path:
+  """Adds results of scripts/bench.py to the user's own runs; returns their
+  file.
+
+  Raises:
+    ValueError: a file that is no result of the benchmark.
+  """
+  path = files.cache_folder() / calibration.RUNS.name
+  kept = files.read_json(path, {'runs': []})['runs']
+  for name in paths:
+    doc = files.read_json(pathlib.Path(name))
+    if not ratios(doc):
+      raise ValueError(
+        f'{name}: no result of scripts/bench.py; give DIR/results/bench.json'
+      )
+    if (new := page.plain(row(doc, name))) not in kept:
+      kept.append(new)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  files.write(path, printing.compact({'runs': kept}))
+  return path
+
+
+# --- predictions -------------------------------------------------------------
+
+
+def cells(found: Sequence[Run], trees: Mapping[str, Any]) -> list[Cell]:
+  """Everything that was predicted.
+
+  trees: TREES, whose shapes of one target are a choice as gammas are.
+  """
+  return [*_of_runs(found), *_of_trees(trees)]
+
+
+def _of_runs(found: Sequence[Run]) -> Iterator[Cell]:
+  for i, run in enumerate(found):
+    s = run.doc['setting']
+    for x in run.doc['rows']:
+      if told := x.get('predicted'):
+        yield Cell(
+          cells_lib.Cell(
+            *(f'{i} {s["target"]}', s['sampling']['temperature'], ''),
+            *(x['drafter'], x['gamma']),
+            *(told['improvement'], told['low'], told['high']),
+            x['improvement']['value'],
+          ),
+          run,
+          KINDS.get(x['drafter'], 'a draft model'),
+        )
+
+
+def _of_trees(doc: Mapping[str, Any]) -> Iterator[Cell]:
+  for i, x in enumerate(doc['rows']):
+    if told := x['predicted']:
+      # As many prompts predict as are judged.
+      prompts = int(x['differing'].partition(' of ')[2].partition(':')[0])
+      weights = weights_of(x['target'], 'float32')
+      ends = told['value'], told['low'], told['high']
+      yield Cell(
+        cells_lib.Cell(
+          *(f'trees {x["target"]}', 0.0, '', 'eagle', 1 + i),
+          *(*ends, x['improvement']['value']),
+        ),
+        Run(TREES, {}, prompts, weights),
+        KINDS['eagle'],
+      )
+
+
+def error(doc: Mapping[str, Any], found: Sequence[Run]) -> tuple[float, int]:
+  """calibration.between_runs without the run itself."""
+  means = [
+    statistics.fmean(np.log(ratios(x.doc))) for x in found if x.doc is not doc
+  ]
+  return float(np.sqrt(np.mean(np.square(means)))), len(means)
+
+
+def widened(x: Cell, found: Sequence[Run]) -> cells_lib.Cell:
+  """The cell with the interval that is printed today: the error of the other
+  runs is in it, and from few prompts there is none."""
+  value, high = x.cell.predicted, x.cell.high
+  if high is None or x.run.prompts < records.FEWEST:
+    return x.cell._replace(low=None, high=None)
+  between, count = error(x.run.doc, found)
+  known = np.array([x.run.prompts - 1, count])
+  # The printed one is Student's t times the error of prompts and repeats.
+  own = np.log(high / value) / stats.t.ppf(0.95, known[0])
+  parts = np.array([own**2, between**2])
+  freedom = parts.sum() ** 2 / (parts**2 / known).sum()
+  factor = float(np.exp(stats.t.ppf(0.95, freedom) * parts.sum() ** 0.5))
+  return x.cell._replace(low=value / factor, high=value * factor)
+
+
+def wrong(found: Sequence[cells_lib.Cell]) -> tuple[int, int]:
+  """Of cells that are not near 1: 'do not' where it was faster, 'do' where it
+  was slower."""
+  told = [x for x in found if abs(x.measured - 1) > cells_lib.NEAR]
+  return (
+    sum(x.predicted <= 1 < x.measured for x in told),
+    sum(x.measured <= 1 < x.predicted for x in told),
+  )
+
+
+def markdown(found: Sequence[Run], trees: Mapping[str, Any]) -> str:
+  """The errors of costs by run, and the predictions by kind."""
+  every = cells(found, trees)
+  logs = [statistics.fmean(np.log(ratios(x.doc))) for x in found]
+  low, high = records.AGREE
+  costs = [
+    [x.where.split('/')[1], x.doc['setting']['target'], x.weights]
+    + [f'{np.exp(mean):.2f}' + ' (!)' * (not low <= np.exp(mean) <= high)]
+    for x, mean in zip(found, logs, strict=True)
+  ]
+  groups = {'all': every}
+  for x in every:
+    groups.setdefault(x.kind, []).append(x)
+  for x in every:
+    groups.setdefault(f'target: {x.run.weights}', []).append(x)
+  table = [_line(name, some, found) for name, some in groups.items()]
+  spread = np.sqrt(np.mean(np.square(logs)))
+  predicted = len({x.cell.pair for x in every})
+  head = ['cells', 'printed intervals hold', "with other runs' error"]
+  head += ['regret (worst)', 'speculate or not', '"do not", but faster']
+  head += ['"do", but slower']
+  return '\n'.join(
+    [
+      f'Of {len(found)} runs the mean logarithm of measured over explained is '
+      f'{spread:.1%} off 0 (root mean square): the error of costs from one run '
+      f'to the next. (!): outside {low} to {high}.',
+      '',
+      *page.table(
+        ['results of', 'target', 'weights', 'measured over explained'], costs
+      ),
+      '',
+      f'{len(every)} methods were predicted in {predicted} runs, those of '
+      f'{TREES} among them:',
+      '',
+      *page.table(head, table),
+    ]
+  )
+
+
+def _line(name: str, some: Sequence[Cell], found: Sequence[Run]) -> list[str]:
+  show = lambda x: '-' if x is None else f'{x:.0%}'
+  as_was = cells_lib.summary([x.cell for x in some])
+  now = cells_lib.summary([widened(x, found) for x in some])
+  slower = wrong([x.cell for x in some])
+  return [
+    name,
+    f'{show(as_was.covered)} of {as_was.sure}',
+    f'{show(now.covered)} of {now.sure}',
+    f'{as_was.regret:.1%} ({as_was.worst:.1%}) of {as_was.choices}',
+    f'{show(as_was.right)} of {as_was.told}',
+    *map(str, slower),
+  ]
+
+
+def write(root: pathlib.Path = ROOT) -> None:
+  """runs.json, and the page's block."""
+  found = runs(root)
+  files.write(calibration.RUNS, text(found))
+  trees = files.read_json(root / TREES)
+  page.fill(root / 'experiments/prediction', markdown(found, trees), 'stored')
