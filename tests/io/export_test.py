@@ -71,7 +71,8 @@ def random_params(config, seed=0):
 
 def tokenizer(**changes):
   inner = tiny.byte_tokenizer()
-  known = dict(eos_ids=(259, 0), bos_id=258, chat_template='{{ messages }}')
+  template = '{{ messages[0].content }}'
+  known = dict(eos_ids=(259, 0), bos_id=258, chat_template=template)
   return tokenizer_lib.Tokenizer('mine', inner, **known | changes)
 
 

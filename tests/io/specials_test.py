@@ -248,9 +248,10 @@ def test_mistrals_words_are_cut_where_the_settings_ask(
 def test_names_are_variables_of_templates(tmp_path):
   """Special ones under their names; a model's own, too."""
   names = '{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ image_token }}'
+  names += '{{ messages[0].content }}'
   given = dict(pad_token='<p>', image_token='<i>', chat_template=names)
   t = read(tmp_path, [S, E], NAMED | given)
-  assert t.chat([dict(role='user', content='x')]) == '<|s|><|e|><p><i>'
+  assert t.chat([dict(role='user', content='x')]) == '<|s|><|e|><p><i>x'
 
 
 @pytest.mark.parametrize(
