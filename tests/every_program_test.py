@@ -1,12 +1,21 @@
-"""Every program of scripts/ as a newcomer begins: without arguments, --help,
-:tiny, each kind of student and of drafter. None ends in a traceback."""
+"""What a newcomer tries first: every program without arguments and with --help,
+every config at :tiny, each kind of student and of drafter."""
 
 import json
 import os
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+
+import specdec_jax
+from configs import distill, pair
+from specdec_jax import settings
+from specdec_jax.distill import distillation, sections
+from specdec_jax.drafters import table
 from tests import programs
+from tests.distill import runs
 
 SCRIPTS = sorted(x.stem for x in (programs.ROOT / 'scripts').glob('*.py'))
 # What begins its work without arguments; the others refuse in these words.
@@ -59,7 +68,98 @@ SLIPS = [
 ]
 
 
+def test_every_config_is_read_at_tiny_by_its_program():
+  """As far as what each asks for besides."""
+  asked = []
+  for name in sorted(x.stem for x in (programs.ROOT / 'configs').glob('*.py')):
+    kind, _, other = name.partition('_')
+    first = kind if kind == 'distill' or other in ('lm', 't5') else 'generate'
+    asked.append([first, f'--config=configs/{name}.py:tiny'])
+  assert len(asked) == 11 and {x[0] for x in asked} == {
+    *('distill', 'train', 'generate')
+  }
+  for (name, _), done in zip(asked, ran(*asked), strict=True):
+    wants = WANTS.get(name, 'want --prompts=IN.jsonl and --output=OUT.jsonl')
+    done.check_refused(wants)
+
+
 def test_first_slips():
   slips, messages = zip(*SLIPS, strict=True)
   for done, message in zip(ran(*slips), messages, strict=True):
     done.check_refused(message)
+
+
+# What each needs besides its name, on :tiny, says its refusal.
+DRAFTERS = {
+  'lm': '',
+  'lookup': '',
+  'ngram': 'ngram.source is empty: give a file of scripts/ngram.py',
+  'early_exit': '',
+  'self': '',
+  'eagle': 'eagle.source is empty: give a file of scripts/distill.py',
+  'medusa': 'medusa.source is empty: give ',
+  'dflash': 'dflash.source is empty: give a folder',
+  'hybrid': '',
+  'adaptive': '',
+}
+
+
+@pytest.mark.parametrize('name', table.DRAFTERS)
+def test_every_drafter_is_built_at_tiny_or_says_what_it_needs(name):
+  c = pair.get_config('tiny')
+  c.decode.methods = (name,)
+  if message := DRAFTERS[name]:
+    with pytest.raises(ValueError, match=message):
+      settings.settings(c)
+    return
+  made = settings.first(settings.load(settings.settings(c)), measure=False)
+  assert made.drafter.gamma == 3 and made.rule.name == 'reject'
+
+
+# What configs/distill.py:tiny says must be given with a kind of student.
+STUDENTS = {
+  'eagle': [],
+  'eagle3': [],
+  'mtp': [],
+  'dflash': [(dict(loss=dict(unroll=3)), 'loss.unroll=2: .* judge.gamma=3')],
+  'medusa': [
+    (dict(student=dict(vocabulary=0)), 'vocabulary=256: .* give 0'),
+    (dict(loss=dict(unroll=3)), 'loss.unroll=2: .* judge.gamma=3'),
+  ],
+  'lm': [
+    (dict(student=dict(size='tiny')), 'kind=lm: has nothing; give it one of'),
+    (dict(student=dict(share=False)), ''),
+  ],
+}
+
+
+@pytest.mark.parametrize('kind', sections._WITHOUT)
+def test_every_student_begins_at_tiny_with_what_its_refusals_ask_for(kind):
+  c = distill.get_config('tiny').unlock()
+  c.student.kind = kind
+  for changes, message in STUDENTS[kind]:
+    if message:
+      with pytest.raises(ValueError, match=message):
+        distillation.settings(c)
+    for section, values in changes.items():
+      c[section].update(values)
+  s = distillation.settings(c)
+  target = specdec_jax.load('random:tiny', scan_layers=False, kernels='xla')
+  module = distillation.kind_of(s.student)
+  start = module.begin(s, target)
+  ids = np.arange(s.student.vocabulary or target.ids)
+  student = module.make(s, start, target, ids)
+  assert student.drafter(s.judge.gamma).gamma == 3
+
+
+@pytest.mark.more
+@pytest.mark.parametrize('kind', ['eagle3', 'dflash'])
+def test_a_student_with_the_usual_taps_is_trained_and_drafts(tmp_path, kind):
+  """Of two layers, which are fewer than the usual taps."""
+  few = dict(steps=1, checkpoint_every=1, evaluate_every=1)
+  loss = dict(unroll=2)
+  made, _ = runs.run(tmp_path, student=dict(kind=kind), run=few, loss=loss)
+  assert made['finished']
+  drafter = 'dflash' if kind == 'dflash' else 'eagle'
+  options = dict(source=made['draft'], check='off')
+  runs.assert_decodes_as_plain(drafter, draft_options=options)
