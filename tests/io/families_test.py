@@ -69,6 +69,19 @@ def test_what_follows_from_the_defaults(kind):
   assert c.act == families._ACTS[act]
 
 
+def test_null_is_no_cap():
+  """An absent key is the family's; null is what the file says."""
+  caps = ('attn_logit_softcapping', 'final_logit_softcapping')
+  of = lambda c: (c.attn_softcap, c.logit_softcap)
+  for given, want in (
+    ({}, (50.0, 30.0)),
+    ({caps[0]: None}, (None, 30.0)),
+    (dict.fromkeys(caps), (None, None)),
+    (dict.fromkeys(caps, 7), (7.0, 7.0)),
+  ):
+    assert of(read({'model_type': 'gemma2'} | given)) == want
+
+
 def test_what_follows_for_a_t5_and_a_gpt2():
   c, theirs = read({'model_type': 't5'}), GOLDEN['t5']['derived']
   assert (c.depth, c.encoder.depth) == (theirs['num_decoder_layers'], 6)

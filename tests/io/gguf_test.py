@@ -157,6 +157,21 @@ def test_unsupported_files_are_named(tmp_path, arch, add, message):
 
 
 @pytest.mark.parametrize(
+  'arch, depth, scaled_by',
+  [('gemma2', 46, 'heads'), ('gemma2', 42, 'head'), ('gemma3', 62, 'heads'),
+   ('gemma3', 46, 'head')],
+)  # fmt: skip
+def test_the_largest_gemma_scales_its_queries_otherwise(
+  tmp_path, arch, depth, scaled_by
+):
+  """By width / heads, where the others have the size of a head (llama.cpp)."""
+  c = tiny.config(width=32, heads=4, head_dim=16, kv_heads=2, depth=depth)
+  path = tiny.write_gguf(tmp_path / 'm.gguf', c, arch)
+  found = sources.open_source(str(path)).config
+  assert found.query_scale == {'heads': 8, 'head': 16}[scaled_by] ** -0.5
+
+
+@pytest.mark.parametrize(
   'arch, caps', [('gemma2', (50.0, 30.0)), ('gemma3', (None, None))]
 )
 def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):

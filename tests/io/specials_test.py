@@ -175,6 +175,14 @@ def llama2() -> tokenizers.Tokenizer:
   return inner
 
 
+def test_added_tokens_have_the_order_of_their_ids(tmp_path):
+  """Of numbers, not of their spellings, whatever the order in the file."""
+  texts = {250 + i: f'<{i}>' for i in (11, 3, 750, 9, 10)}
+  t = read(tmp_path, [S, E], NAMED | decoder(texts))
+  ids = [t.inner.token_to_id(f'<{i}>') for i in (3, 9, 10, 11, 750)]
+  assert ids == [*range(ids[0], ids[0] + 5)]
+
+
 FILE = [[262, 2, 263], [259, 259, 262], [262, 2, 259, 263]]
 NEW = [[262, 2, 261], [259, 262], [262, 2, 263]]
 OLD = [[262, 2, 263], [259, 262], [262, 2, 263]]

@@ -33,6 +33,19 @@ def stored(request):
   return STORED[request.param]
 
 
+@pytest.mark.parametrize('mlp', [48, 64])
+def test_what_is_packed_is_taken_apart_as_it_was(mlp):
+  """Biases too, which are padded where panels are not full."""
+  config = tiny.config(mlp=mlp, mlp_bias=True, qkv_bias=True, o_bias=True)
+  was = lm.flatten(fakes.wild(config, 0))
+  assert {'layers/1/mlp/up/bias', 'layers/1/mlp/gate/bias'} <= was.keys()
+  copy = lm.nest({name: jnp.array(x) for name, x in was.items()})
+  same, found = convert.plain(*convert.pack(*convert.fuse(config, copy)))
+  assert same == config and found.keys() == was.keys()
+  for name, x in was.items():
+    np.testing.assert_array_equal(found[name], x, name)
+
+
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_holds_the_same_numbers(stored, dtype):
   x_KN = matrix(dtype)
