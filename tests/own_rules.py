@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from specdec_jax import types
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import method
-from specdec_jax.verify import block, chain, reject
+from specdec_jax.verify import block, chain, reject, tree
 
 
 def hotter(noise, draft, p_BNV):
@@ -95,6 +95,45 @@ def block_by_count(noise, draft, p_BNV):
   w_B1 = jnp.where(accepted_B[:, None] == count_B1, 1, w_B1)
   rest_BV = w_B1 * p_BV - chain.q_row(draft, accepted_B, p_BV)
   return types.Verdict(accepted_B, jnp.maximum(rest_BV, 0))
+
+
+def third_sibling(draft):
+  return elders(draft) >= 2
+
+
+def sibling_of_a_third_level(draft):
+  depth_BN, _ = tree.shape(draft.parents_BK)
+  return (depth_BN[:, 1:] >= 3) & (elders(draft) >= 1)
+
+
+def child_of_a_second_sibling(draft):
+  above_BK = jnp.maximum(draft.parents_BK, 0)
+  parent_BK = jnp.take_along_axis(elders(draft), above_BK, 1)
+  return (draft.parents_BK >= 0) & (parent_BK >= 1)
+
+
+def elders(draft):
+  """How many siblings of each node come before it: [B, K]."""
+  parents_BK = draft.parents_BK
+  same_BKK = parents_BK[:, :, None] == parents_BK[:, None]
+  return jnp.sum(jnp.tril(same_BKK, -1), -1)
+
+
+def never_rejecting(rule, which):
+  """The rule, but for nodes of trees that it accepts at every uniform: biased.
+
+  which: draft -> flags of them, [B, K].
+  """
+
+  def verify(noise, draft, p_BNV):
+    if tree.is_one(draft):
+      u_BK = jnp.where(which(draft), 0, noise.accept_BK)
+      noise = noise._replace(accept_BK=u_BK)
+    return rule.verify(noise, draft, p_BNV)
+
+  return rule._replace(
+    name=f'{rule.name}, every {which.__name__}', verify=verify
+  )
 
 
 LOSSY = types.Rule('lossy', reject.verify, lossless=False)

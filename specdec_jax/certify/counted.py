@@ -126,8 +126,8 @@ def _length(gamma: int, vocab: int) -> int:
 # --- table models -------------------------------------------------------------
 
 QUICK_TABLES = 2**16
-# Windows of these gammas are counted at V 2, after prompts that go over one and
-# over two edges of prefill's chunks, each in half of the texts.
+# Windows of these gammas are counted at V 2, trees at V 4, after prompts that
+# go over one and over two edges of prefill's chunks, each in half of the texts.
 LONG_GAMMAS = (4, 8, 5, 6, 7)
 LONG_PROMPTS = [
   np.random.default_rng(n).integers(0, 2, n).tolist() for n in (10, 21)
@@ -145,7 +145,7 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
     world = subject.tables(vocab)
     pair = subject.pair(world, most, rule, label)
     gamma = pair.drafter.gamma
-    if gamma > 3 and vocab > 2:
+    if (len(pair.drafter.tree) or gamma) > 3 and vocab > 2:
       # A drafter may fix its gamma; a long window needs a smaller vocabulary.
       world = subject.tables(2)
       pair = subject.pair(world, most, rule, label)
@@ -176,7 +176,8 @@ def _cells(subject: base.Subject, *, full: bool):
       yield rule, name, gamma, vocab, None
     gammas = LONG_GAMMAS if full else [LONG_GAMMAS[i % len(LONG_GAMMAS)]]
     for gamma in gammas:
-      yield rule, name, gamma, 2, LONG_PROMPTS
+      # Siblings of two ids would be all there are.
+      yield rule, name, gamma, 4 if name == base.TREE else 2, LONG_PROMPTS
 
 
 # --- a transformer ------------------------------------------------------------

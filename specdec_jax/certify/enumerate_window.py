@@ -284,6 +284,28 @@ def patterns(rule: types.Rule, batch: Windows) -> list[End]:
   return out
 
 
+def check_support(rule: types.Rule, batch: Windows, what: str) -> None:
+  """Tokens of p = 0 must not be accepted at u = 0 either.
+
+  An enumeration cannot see this: u = 0 has probability 0 there.
+  """
+  draft, tokens_BK = batch.draft, np.asarray(batch.draft.tokens_BK)
+  zeros_BK = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
+  accepted_B, last_B, _ = run_rule(rule, batch, zeros_BK)
+  every_B = np.arange(len(tokens_BK))
+  on_BK = np.asarray(sees(draft))[every_B, last_B + 1, 1:]
+  above_BK = np.asarray(parents(draft)) + 1
+  p_BK = batch.p_BNV[every_B[:, None], above_BK, tokens_BK]
+  wrong_B = (on_BK & (p_BK == 0)).any(1)
+  wrong_B &= batch.chance_B > 0  # the others are never drafted
+  if wrong_B.any():
+    b = int(wrong_B.argmax())
+    raise base.Broken(
+      f'{rule.name}, {what}: at u = 0 it accepts {accepted_B[b]} of the drafts '
+      f'{tokens_BK[b].tolist()}, whose p are {p_BK[b].tolist()}'
+    )
+
+
 # --- distributions ------------------------------------------------------------
 
 

@@ -12,21 +12,26 @@ from specdec_jax import types
 from specdec_jax.certify import (
   base,
   enumerate_window,
+  load,
   problems,
   steps,
   table_model,
 )
 from specdec_jax.costs import scripted
+from specdec_jax.drafters import branch
 
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
-# Levels of trees, by kind of siblings; the quick tier has a rule's first ones.
+# Levels of trees, by kind of siblings; the quick tier has a rule's first three.
 TREES = {
-  'distinct': ('3', '2,1', '2,2', '3,1', '3,3'),
-  'deterministic': ('2,2', '3'),
-  'independent': ('3', '1,2', '2,1', '2,2', '3,1'),
+  'distinct': ('4', '1,1,2', '1,2,2', '2,2', '3,1'),
+  'deterministic': ('2,2', '4'),
+  'independent': ('4', '1,1,2', '2,1', '2,2', '3,1'),
 }
+# Nodes of a tree in production steps -> V; see load.tree, load.sized_tree.
+STEPS = {3: 5, 4: 5, 5: 4}
+SIZED, SIZES = 'adaptive tree', {4: 3, 8: 5}
 SCRIPTED = 'scripted'
 FULL = 10_000  # pairs, from which all trees are enumerated
 ROWS = 8192  # of the batches of production steps
@@ -65,17 +70,17 @@ def _skipped(subject: base.Subject, rule: types.Rule, why: Any) -> str:
 def _runs(subject: base.Subject, rule: types.Rule, amount: int):
   """(float64 or not, what in words, its error) of what is enumerated.
 
-  The quick tier has two trees of the first rule, and two of each other, with
-  fewer problems and in one dtype each.
+  The quick tier has three trees of each rule: of the first in both dtypes, of
+  another with fewer problems and in one dtype each.
   """
   if rule in subject.apart():
     for x64, shape in itertools.product(base.BOUNDS, SHAPES):
       run = functools.partial(window_error, rule, subject.seed, amount, *shape)
       yield x64, f'{rule.name} {amount:,}', run
   cases, full, each = cases_of(rule), amount >= FULL, 1 + amount // 250
-  chosen = itertools.product(base.BOUNDS, cases if full else cases[:2])
+  chosen = itertools.product(base.BOUNDS, cases if full else cases[:3])
   if not full and rule is not subject.rules[0]:
-    chosen = zip((True, False), cases[1:3], strict=False)
+    chosen = zip((True, False, True), cases, strict=False)
     each = 1 + amount // 1000
   for x64, case in chosen:
     words = f'{" ".join(case)} {each * len(problems.FAMILIES):,}'
@@ -128,16 +133,21 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
 
 
 def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
-  """The same for `each` tree of every family."""
-  gamma = len(levels.split(','))
-  p, q = problems.of_all_families(seed, each=each, gamma=gamma, vocab=3)
+  """The same for `each` tree of every family.
+
+  One id more than siblings, so that what the last of them leaves of p, and how
+  much, is not the same whatever a rule makes of it.
+  """
+  sizes = [*map(int, levels.split(','))]
+  shape = dict(gamma=len(sizes), vocab=max(2, *sizes) + 1)
+  p, q = problems.of_all_families(seed, each=each, **shape)
   batch = problems.windows(p, q, kind, problems.parents_of(levels))
   return _error(rule, f'a tree of {levels} {kind} siblings', p, q, batch)
 
 
 def _error(rule: types.Rule, what: str, p, q, batch) -> float:
   """The largest error of the distribution of a window."""
-  _check_support(rule, batch, what)
+  enumerate_window.check_support(rule, batch, what)
   wanted = problems.target_distribution(p)
   found = enumerate_window.ends(rule, batch)
   got = enumerate_window.distribution(found, batch, wanted)
@@ -173,28 +183,6 @@ def _shortest(got, wanted) -> str:
   return f'tokens {tokens} come {one[at]:.6g} instead of {two[at]:.6g}'
 
 
-def _check_support(rule, batch: enumerate_window.Windows, what: str) -> None:
-  """Tokens of p = 0 must not be accepted at u = 0 either.
-
-  An enumeration cannot see this: u = 0 has probability 0 there.
-  """
-  draft, tokens_BK = batch.draft, np.asarray(batch.draft.tokens_BK)
-  zeros_BK = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
-  accepted_B, last_B, _ = enumerate_window.run_rule(rule, batch, zeros_BK)
-  every_B = np.arange(len(tokens_BK))
-  on_BK = np.asarray(enumerate_window.sees(draft))[every_B, last_B + 1, 1:]
-  above_BK = np.asarray(enumerate_window.parents(draft)) + 1
-  p_BK = batch.p_BNV[every_B[:, None], above_BK, tokens_BK]
-  wrong_B = (on_BK & (p_BK == 0)).any(1)
-  wrong_B &= batch.chance_B > 0  # the others are never drafted
-  if wrong_B.any():
-    b = int(wrong_B.argmax())
-    raise base.Broken(
-      f'{rule.name}, {what}: at u = 0 it accepts {accepted_B[b]} of the drafts '
-      f'{tokens_BK[b].tolist()}, whose p are {p_BK[b].tolist()}'
-    )
-
-
 # --- windows of production steps ----------------------------------------------
 
 
@@ -203,13 +191,16 @@ def _cells(pairs, vocab: int):
 
   Three windows of gamma 2 after a short prompt, in both dtypes, and one long
   window of each pair. In float32 the proposed tokens vary from 0 to gamma. Of
-  trees there are long windows alone.
+  trees there are long windows alone: every one of STEPS with the first rule,
+  the float32 one and three levels with others.
   """
   gammas = itertools.cycle(LONG_GAMMAS)
   for i, (rule, name) in enumerate(pairs):
-    if name == base.TREE:
-      yield rule, name, True, 4, vocab, True
-      yield rule, name, False, 3, vocab, True
+    if name in (base.TREE, SIZED):
+      sizes = STEPS if name == base.TREE else SIZES
+      for gamma, own in sizes.items():
+        if rule is pairs[0][0] or gamma in (3, 5):
+          yield rule, name, gamma != 3, gamma, own, True
       continue
     yield rule, name, True, 2, vocab, False
     yield rule, name, False, 2, vocab, False
@@ -227,7 +218,10 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   pairs = subject.pairs()
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.apart()]
-  subject = subject._replace(drafters={**subject.drafters, SCRIPTED: script})
+  first, own = subject.rules[0], {SCRIPTED: script, SIZED: load.sized_tree}
+  if base.TREE in subject.drafters and first.siblings == 'distinct':
+    pairs.append((first, SIZED))
+  subject = subject._replace(drafters={**subject.drafters, **own})
   why = {rule: _not_enumerable(subject, rule) for rule in subject.rules}
   ran = []
   for rule, name, x64, gamma, vocab, long in _cells(pairs, amount):
@@ -309,7 +303,9 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   (rule, drafter, _), rng = pair, np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
   K, X, levels = drafter.gamma, len(prompts), drafter.tree
-  every = children(world.vocab, levels or (1,) * K, rule.siblings)
+  every = np.zeros((1, sum(levels), 1), np.int32)
+  if not branch.is_ranked(drafter):  # which draws nothing
+    every = problems.children(world.vocab, levels or (1,) * K, rule.siblings)
   R, new = len(every), 4 * (K + 1)
   length = max(LONG_ROWS) + new + K + 2
   shape = dict(length=length, gamma=K, drafts=[K, K, 1, K, K // 2, K])
@@ -386,13 +382,3 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
   every = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
   drafts_RNX = every[:, :gamma, None]
   return steps.Choice(drafts_RNX, every[:, gamma:-1] == 0, every[:, -1])
-
-
-def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
-  """All children that a tree's (a chain's) numbers may have: [R, N, X]."""
-  most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
-  draws = itertools.permutations(range(vocab), most)
-  if siblings == 'independent':
-    draws = itertools.product(range(vocab), repeat=most)
-  every = itertools.product([*draws], repeat=inner)
-  return np.array([*every], np.int32)

@@ -12,19 +12,32 @@ import tokenizers
 
 from specdec_jax import build, decode, fields, types
 from specdec_jax.certify import base
-from specdec_jax.drafters import eagle, method, table
+from specdec_jax.drafters import adaptive, branch, eagle, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own, tokenizer
 from specdec_jax.models import weights
 
+# Trees of 1 to 8 nodes: siblings, three levels, one long path.
+_LEVELS = ('1', '2', '3', '4', '2,1,2', '1,1,1,1,1,1', '3,2,2', '4,2,2')
 
-def _tree(world: base.World, gamma: int):
+
+def tree(world: base.World, gamma: int):
   """EAGLE with a tree of gamma nodes."""
+  return _eagle(world, _LEVELS[gamma - 1])
+
+
+def _eagle(world: base.World, levels: str):
   config, params = eagle.random_layer(world)
-  most = min(world.vocab, 2 if gamma < 5 else 3)
-  levels = [most] * (gamma // most) + [gamma % most] * (gamma % most > 0)
-  sizes = dict(gamma=gamma, levels=tuple(levels))
-  return eagle.make(config, world.target, **sizes), params
+  sizes = branch.settings_of(levels)
+  return eagle.make(config, world.target, gamma=0, **sizes), params
+
+
+def sized_tree(world: base.World, gamma: int):
+  """As many nodes as pay, of '2,2' or, but for gamma 4, of the gamma best."""
+  inner, params = _eagle(world, '2,2' if gamma == 4 else f'best:{gamma}')
+  count = 0.02 * np.arange(gamma + 1, dtype=np.float32)
+  costs = adaptive.Costs(1 + count, count)
+  return adaptive.make(inner), adaptive.Params(params, costs)
 
 
 # Drafter name -> its base.Recipe, where it has one.
@@ -32,7 +45,7 @@ RECIPES: dict[str, base.Recipe] = {
   name: row.recipe
   for name, row in table.DRAFTERS.items()
   if hasattr(row, 'recipe')
-} | {base.TREE: _tree}
+} | {base.TREE: tree}
 # With a user's rule or model: one drafter that samples and one that does not. A
 # rule reads only tokens, their distributions and their count.
 DRAFTERS = ('lm', 'lookup')

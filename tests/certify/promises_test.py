@@ -21,7 +21,7 @@ from specdec_jax.certify import (
   load,
   table_model,
 )
-from specdec_jax.verify import reject
+from specdec_jax.verify import reject, traversal
 from tests import own_rules
 
 RULES = list(build.lossless_rules().values())
@@ -56,14 +56,14 @@ HOLDS = {
   'greedy-identity': (1, ['37 programs', 'identical', 'adversarial'], SLOW),
   'windows-enumerated': (
     2,
-    ['reject eagle 2', 'reject tree 4', 'block lm 8', 'script'],
+    ['reject eagle 2', 'reject adaptive tree 8', 'block lm 8', 'script'],
     SLOW,
   ),
   'invariance': (9, ['coupled lm', 'on 1 and 8 devices'], SLOW),
   'pool': (9, ['reject lm (transformer)', 'coupled lm', 'mid-flight'], SLOW),
   'window-distribution': (
     60,
-    ['trees 3 distinct', 'kseq on trees', 'coupled: it'],
+    ['trees 4 distinct', 'kseq on trees', 'coupled: it'],
     [],
   ),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
@@ -190,6 +190,42 @@ def test_a_biased_rule_is_refused_with_its_plainest_case(verify, case):
   rules = [types.Rule('much', verify)]
   row = check('window-distribution', rules, amount=400)
   assert row.passed is False and re.match(case, row.case), row.case
+
+
+@pytest.mark.more
+def test_a_rule_that_never_rejects_a_third_sibling_is_refused(monkeypatch):
+  monkeypatch.setattr(enumerated, 'SHAPES', enumerated.SHAPES[:1])
+  which = own_rules.third_sibling
+  for rule in (reject.RULE, traversal.RULE):
+    wrong = own_rules.never_rejecting(rule, which)
+    row = check('window-distribution', [wrong], LM, 60)
+    case = f'{wrong.name}, a tree of 4 .* siblings: wrong in .*, V 5; '
+    assert row.passed is False and re.match(case, row.case), row
+
+
+def test_the_trees_of_production_steps():
+  """Each once: two programs alike would show what one does."""
+  subject = base.Subject(RULES, load.RECIPES)
+  pairs = [*subject.pairs(), (reject.RULE, enumerated.SIZED)]
+  cells = [x for x in enumerated._cells(pairs, 3) if 'tree' in x[1]]
+  shapes = []
+  for rule, name, x64, gamma, vocab, long in cells:
+    make = load.tree if name == base.TREE else load.sized_tree
+    drafter, _ = make(base.tables(vocab), gamma)
+    assert long and drafter.gamma == gamma <= max(enumerated.LONG_GAMMAS)
+    shapes.append((rule.name, name, x64, drafter.tree, vocab))
+  assert shapes == [
+    ('reject', 'tree', False, (3,), 5),
+    ('reject', 'tree', True, (4,), 5),
+    ('reject', 'tree', True, (2, 1, 2), 4),
+    *(
+      (rule, 'tree', *cell)
+      for rule in ('coupled', 'traversal', 'kseq')
+      for cell in ((False, (3,), 5), (True, (2, 1, 2), 4))
+    ),
+    ('reject', 'adaptive tree', True, (2, 2), 3),
+    ('reject', 'adaptive tree', True, (5, 3, 3, 2, 2), 5),
+  ]
 
 
 @pytest.mark.slow
@@ -344,8 +380,8 @@ def test_a_figure_is_of_what_ran(monkeypatch):
     monkeypatch.setattr(module, name, lambda *_: 2e-16)
   row = check('window-distribution')
   for words in (
-    'pairs (p, q): reject 2,000, reject on trees 3 distinct 108, ',
-    'kseq on trees 1,2 independent 36',
+    'pairs (p, q): reject 2,000, reject on trees 4 distinct 108, ',
+    'kseq on trees 1,1,2 independent 36',
   ):
     assert words in row.size, row.size
   assert row.bound == '1e-06 in float32, 1e-12 in float64'

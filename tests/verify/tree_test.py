@@ -10,14 +10,15 @@ import pytest
 from specdec_jax import types
 from specdec_jax.certify import base, enumerated, problems
 from specdec_jax.verify import coupled, judge, kseq, reject, traversal, tree
+from tests import own_rules
 
 MORE = pytest.mark.more
 
 
 QUICK = {
-  reject.RULE: [('3', 'distinct'), ('2,2', 'deterministic')],
+  reject.RULE: [('4', 'distinct'), ('2,2', 'deterministic')],
   traversal.RULE: [('2,1', 'distinct')],
-  kseq.RULE: [('1,2', 'independent')],
+  kseq.RULE: [('2,1', 'independent')],
 }
 
 
@@ -48,6 +49,30 @@ def test_law_of_a_tree_under_kseq_is_the_targets():
 @pytest.mark.parametrize('wide', [False, True])
 def test_law_of_every_tree_is_the_targets(rule, case, wide):
   check_law(rule, case, wide, 1)
+
+
+SEEN = {  # the first trees of a rule -> what each alone sees
+  own_rules.third_sibling: '4',
+  own_rules.sibling_of_a_third_level: '1,1,2',
+  own_rules.child_of_a_second_sibling: '2,',
+}
+
+
+@pytest.mark.parametrize('which', SEEN, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+  'rule',
+  [reject.RULE, *(pytest.param(x, marks=MORE) for x in [*QUICK][1:])],
+  ids=lambda x: x.name,
+)
+def test_every_tree_of_the_quick_tier_alone_sees_a_wrong_rule(rule, which):
+  wrong, seen = own_rules.never_rejecting(rule, which), []
+  for levels, kind in enumerated.cases_of(rule)[:3]:
+    try:
+      enumerated.tree_error(wrong, 1, levels, kind, 1)
+    except base.Broken as error:
+      assert f'a tree of {levels} {kind} siblings: wrong in' in str(error)
+      seen.append(levels)
+  assert len(seen) == 1 and seen[0].startswith(SEEN[which]), seen
 
 
 @pytest.mark.parametrize('k', [1, 2, 4])
@@ -88,17 +113,21 @@ def test_enumeration_sees_a_residual_of_another_q():
 PARENTS = [-1, -1, 0, 0, 1, 2, -1]
 
 
-def test_shape_of_a_tree_by_walking_it():
-  found = tree.shape(jnp.array([PARENTS, [-1, 0, 1, 2, 3, 4, 5]]))
-  sees = np.zeros((8, 8), bool)
-  for number in range(8):
-    at = number
-    while at >= 0:
-      sees[number, at] = True
-      at = -1 if at == 0 else PARENTS[at - 1] + 1
-  np.testing.assert_array_equal(found.sees_BTN[0], sees)
-  np.testing.assert_array_equal(found.depth_BN[0], sees.sum(1) - 1)
-  np.testing.assert_array_equal(found.sees_BTN[1], np.tri(8, dtype=bool))
+@pytest.mark.parametrize('K', [*range(1, 17), pytest.param(33, marks=MORE)])
+def test_shape_of_a_tree_by_walking_it(K):
+  """Chains; the tree above; a trunk of every length with a branch, and any."""
+  rng, chain = np.random.default_rng(K), [*range(-1, K - 1)]
+  trees = [chain, (PARENTS + chain[7:])[:K]]
+  trees += [[*chain[:-1], depth - 1] for depth in range(K)]
+  trees += [[int(rng.integers(-1, i)) for i in range(K)] for _ in range(5)]
+  found = tree.shape(jnp.array(trees))
+  for parents, sees_NN, depth_N in zip(trees, *found[::-1], strict=True):
+    for number in range(K + 1):
+      above = [number]
+      while above[-1]:
+        above.append(parents[above[-1] - 1] + 1)
+      assert np.flatnonzero(sees_NN[number]).tolist() == sorted(above)
+      assert depth_N[number] == len(above) - 1
 
 
 @pytest.mark.parametrize(
