@@ -101,9 +101,12 @@ def third_sibling(draft):
   return elders(draft) >= 2
 
 
+def of_a_third_level(draft):
+  return tree.shape(draft.parents_BK).depth_BN[:, 1:] >= 3
+
+
 def sibling_of_a_third_level(draft):
-  depth_BN, _ = tree.shape(draft.parents_BK)
-  return (depth_BN[:, 1:] >= 3) & (elders(draft) >= 1)
+  return of_a_third_level(draft) & (elders(draft) >= 1)
 
 
 def child_of_a_second_sibling(draft):

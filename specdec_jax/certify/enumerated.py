@@ -30,8 +30,8 @@ TREES = {
   'independent': ('4', '1,1,2', '2,1', '2,2', '3,1'),
 }
 # Nodes of a tree in production steps -> V; see load.tree, load.sized_tree.
-STEPS = {3: 5, 4: 5, 5: 4}
-SIZED, SIZES = 'adaptive tree', {4: 3, 8: 5}
+STEPS = {3: 5, 4: 5, 5: 3}
+SIZED, SIZES = 'adaptive tree', {4: 4, 8: 5}
 SCRIPTED = 'scripted'
 FULL = 10_000  # pairs, from which all trees are enumerated
 ROWS = 8192  # of the batches of production steps
@@ -133,10 +133,9 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
 
 
 def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
-  """The same for `each` tree of every family.
+  """The same for `each` tree of every family, of one id more than siblings.
 
-  One id more than siblings, so that what the last of them leaves of p, and how
-  much, is not the same whatever a rule makes of it.
+  With as many, the last sibling is what the others left of p under any rule.
   """
   sizes = [*map(int, levels.split(','))]
   shape = dict(gamma=len(sizes), vocab=max(2, *sizes) + 1)
@@ -191,8 +190,7 @@ def _cells(pairs, vocab: int):
 
   Three windows of gamma 2 after a short prompt, in both dtypes, and one long
   window of each pair. In float32 the proposed tokens vary from 0 to gamma. Of
-  trees there are long windows alone: every one of STEPS with the first rule,
-  the float32 one and three levels with others.
+  trees there are long windows alone, with the first rule of each size.
   """
   gammas = itertools.cycle(LONG_GAMMAS)
   for i, (rule, name) in enumerate(pairs):
@@ -305,7 +303,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   K, X, levels = drafter.gamma, len(prompts), drafter.tree
   every = np.zeros((1, sum(levels), 1), np.int32)
   if not branch.is_ranked(drafter):  # which draws nothing
-    every = problems.children(world.vocab, levels or (1,) * K, rule.siblings)
+    every = children(world.vocab, levels or (1,) * K, rule.siblings)
   R, new = len(every), 4 * (K + 1)
   length = max(LONG_ROWS) + new + K + 2
   shape = dict(length=length, gamma=K, drafts=[K, K, 1, K, K // 2, K])
@@ -382,3 +380,13 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
   every = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
   drafts_RNX = every[:, :gamma, None]
   return steps.Choice(drafts_RNX, every[:, gamma:-1] == 0, every[:, -1])
+
+
+def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
+  """All children that a tree's (a chain's) numbers may have: [R, N, X]."""
+  most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
+  draws = itertools.permutations(range(vocab), most)
+  if siblings == 'independent':
+    draws = itertools.product(range(vocab), repeat=most)
+  every = itertools.product([*draws], repeat=inner)
+  return np.array([*every], np.int32)

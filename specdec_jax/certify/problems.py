@@ -3,7 +3,6 @@
 X: problems. R: what may be drawn, chains or trees. B = X * R.
 """
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -116,27 +115,6 @@ def parents_of(levels: str) -> tuple[int, ...]:
     parents += [node for node in level for _ in range(count)]
     level = range(first, len(parents))
   return tuple(parents)
-
-
-def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
-  """All children that a tree's (a chain's) numbers may have: [R, N, X].
-
-  A number draws at most as many as the next level has nodes. Behind them are
-  those that come for sure, as steps.chance_of_drafts has it.
-  """
-  ids, most = range(vocab), min(max(levels), vocab)
-
-  def of_number(size: int):
-    size = min(size, vocab)
-    if siblings == 'independent':
-      return itertools.product(*[ids] * size, *[[0]] * (most - size))
-    rest = lambda drawn: (x for x in ids if x not in drawn)
-    draws = itertools.permutations(ids, size)
-    return ((*drawn, *rest(drawn))[:most] for drawn in draws)
-
-  above = zip((1, *levels), levels, strict=False)
-  sizes = (size for count, size in above for _ in range(count))
-  return np.array([*itertools.product(*map(of_number, sizes))], np.int32)
 
 
 def windows(

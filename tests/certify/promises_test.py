@@ -21,7 +21,8 @@ from specdec_jax.certify import (
   load,
   table_model,
 )
-from specdec_jax.verify import reject, traversal
+from specdec_jax.drafters import branch
+from specdec_jax.verify import chain, reject, traversal
 from tests import own_rules
 
 RULES = list(build.lossless_rules().values())
@@ -217,13 +218,13 @@ def test_the_trees_of_production_steps():
   assert shapes == [
     ('reject', 'tree', False, (3,), 5),
     ('reject', 'tree', True, (4,), 5),
-    ('reject', 'tree', True, (2, 1, 2), 4),
+    ('reject', 'tree', True, (2, 1, 2), 3),
     *(
       (rule, 'tree', *cell)
       for rule in ('coupled', 'traversal', 'kseq')
-      for cell in ((False, (3,), 5), (True, (2, 1, 2), 4))
+      for cell in ((False, (3,), 5), (True, (2, 1, 2), 3))
     ),
-    ('reject', 'adaptive tree', True, (2, 2), 3),
+    ('reject', 'adaptive tree', True, (2, 2), 4),
     ('reject', 'adaptive tree', True, (5, 3, 3, 2, 2), 5),
   ]
 
@@ -318,6 +319,79 @@ def test_own_drafters(name, case, monkeypatch):
   assert row.passed is (case is None), row
   if case:
     assert re.search(f'reject with .*, gamma 2, V 2, .*: .*{case}', row.case)
+
+
+def unlikely(which, draft):
+  """Drawn nodes that are unlikely are left out."""
+  drop_BK = which(draft) & (chain.q_of_tokens(draft) < 0.3)
+  return draft._replace(proposed_BK=draft.proposed_BK & ~drop_BK)
+
+
+def impossible(draft):
+  """Children for which no draw was left are proposed."""
+  return draft._replace(proposed_BK=draft.proposed_BK | True)
+
+
+def looking(draft):
+  """Nothing is proposed where the first node that was drawn is unlikely."""
+  likely_B = chain.q_of_tokens(draft)[:, 0] >= 0.5
+  return draft._replace(count_B=draft.count_B * likely_B)
+
+
+def drawn(monkeypatch):
+  """Nodes are drawn, and the likeliest of them proposed with their q."""
+  grow, best = branch.grow, branch._best
+
+  def best_drawn(whole, count):
+    order_BK = jax.lax.top_k(branch._worth(whole), count)[1]
+    q_BKV = jnp.take_along_axis(whole.q_BXV, order_BK[..., None], 1)
+    found, shape = best(whole._replace(q_BXV=None), count)
+    return found._replace(q_BXV=q_BKV), shape
+
+  draws = lambda *args, certain, **sizes: grow(*args, **sizes)
+  monkeypatch.setattr(branch, 'grow', draws)
+  monkeypatch.setattr(branch, '_best', best_drawn)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+  'tree, gamma, wrong',
+  [
+    (base.TREE, 4, functools.partial(unlikely, own_rules.third_sibling)),
+    (base.TREE, 5, functools.partial(unlikely, own_rules.of_a_third_level)),
+    (base.TREE, 3, impossible),
+    (enumerated.SIZED, 4, looking),
+    (enumerated.SIZED, 8, drawn),
+  ],
+  ids=['third sibling', 'third level', 'impossible', 'looking', 'drawn'],
+)
+def test_every_tree_of_production_steps_sees_a_drafter_of_its_own(
+  tree, gamma, wrong, monkeypatch
+):
+  """No other has such nodes, or draws them."""
+  right = load.tree if tree == base.TREE else load.sized_tree
+
+  def recipe(world, gamma):
+    drafter, params = right(world, gamma)
+
+    def propose(*args):
+      draft, *rest = drafter.propose(*args)
+      return draft if wrong is drawn else wrong(draft), *rest
+
+    return drafter._replace(propose=propose), params
+
+  if wrong is drawn:
+    drawn(monkeypatch)
+  cells = enumerated._cells
+  monkeypatch.setattr(load, 'sized_tree', recipe)
+  monkeypatch.setattr(
+    enumerated,
+    '_cells',
+    lambda *args: (x for x in cells(*args) if x[1] == tree and x[3] == gamma),
+  )
+  row = check('windows-enumerated', REJECT, {base.TREE: recipe})
+  case = f'reject with .*, gamma {gamma}, V .*: after .* (instead of|reports q)'
+  assert row.passed is False and re.match(case, row.case), row
 
 
 @pytest.mark.more

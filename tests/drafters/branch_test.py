@@ -53,6 +53,19 @@ TREE = features_test.LISTENER._replace(
 )
 
 
+LOGPROBS = decode.Options(logprobs=2)
+
+
+def said(out):
+  """What is known of every emitted token, by logits: three columns."""
+  index = np.arange(out.tokens_BL.shape[1])
+  emitted_BL = np.asarray(out.info.window_BL) >= 0
+  assert index.size == emitted_BL.shape[1]
+  info = out.info
+  columns = info.logprob_BL, info.top_BLX[1], info.entropy_BL
+  return [np.asarray(x)[emitted_BL] for x in columns]
+
+
 @pytest.mark.parametrize(
   'temperature, wide', [(0.0, False), (1.0, False), (1.0, True)]
 )
@@ -77,18 +90,20 @@ def _committed(temperature):
     stop_ids=[4],
     temperature=temperature,
   )
-  plain = decode.programs(model, decode.PLAIN, coupled.RULE)
+  plain = decode.programs(model, decode.PLAIN, coupled.RULE, LOGPROBS)
   right = plain.generate(types.Weights(params), request)
   # The script goes on past the limits, so that they cut drafts.
   longer = request._replace(limit_B=request.limit_B + 3)
   text = np.asarray(plain.generate(types.Weights(params), longer).tokens_BL)
   script = np.where(rng.random((B, L)) < 0.15, 0, text).astype(np.int32)
   count = np.where(rng.random((B, L)) < 0.3, 2, 5).astype(np.int32)
-  programs = decode.programs(model, TREE, coupled.RULE)
+  programs = decode.programs(model, TREE, coupled.RULE, LOGPROBS)
   out, state = fakes.run_steps(
     programs, types.Weights(params, (script, count)), request
   )
   assert fakes.texts(out) == fakes.texts(right)
+  for one, two in zip(*map(said, (out, right)), strict=True):
+    np.testing.assert_allclose(one, two, rtol=1e-4)
   features_test.check_heard(out, state)
   accepted_BK = np.asarray(out.info.accepted_BK)
   assert accepted_BK.sum(0)[2] > 2
@@ -96,6 +111,28 @@ def _committed(temperature):
   places_BKK = np.asarray(out.info.places_BKK)
   np.testing.assert_array_equal(places_BKK[..., 1], accepted_BK)
   assert places_BKK.sum() == accepted_BK.sum()
+
+
+@pytest.mark.parametrize('broken', ['refused', 'accepted'])
+def test_only_nodes_of_the_path_can_end_a_row(broken):
+  """By logits that are no numbers, after a token of the second level."""
+  model, params = fakes.table_model(V), fakes.table(0, V)
+  request = fakes.request([[1, 2, 3]] * B, 4, vocab=V, length=L)
+  plain = decode.programs(model, decode.PLAIN, coupled.RULE, LOGPROBS)
+  right = plain.generate(types.Weights(params), request)
+  text = np.asarray(right.tokens_BL)
+  # Of the first window the right second token, and the wrong one beside it.
+  bad = (int(text[0, 4]) + (broken == 'refused')) % V
+  assert broken == 'accepted' or bad not in text[0, 2:6]
+  params = params.copy()
+  params[:, bad] = np.nan
+  programs = decode.programs(model, TREE, coupled.RULE, LOGPROBS)
+  script = types.Weights(params, (text, np.full((B, L), 5, np.int32)))
+  with jax.debug_nans(False):
+    out, _ = fakes.run_steps(programs, script, request)
+  assert np.asarray(out.info.broken_B).all() == (broken == 'accepted')
+  if broken == 'refused':
+    assert fakes.texts(out) == fakes.texts(right)
 
 
 WORLD = base.tables(6)
@@ -310,9 +347,13 @@ def test_the_worthiest_nodes_of_a_level_come_first(temperature):
   likely_BMV = np.sort(jax.nn.softmax(logits_BMV))[..., ::-1]
   for row in range(9):
     family, worth = [0, 0, 0], []
-    for of in level.of_BX[row].tolist():
+    for x, of in enumerate(level.of_BX[row].tolist()):
       worth.append(above.joint_BX[row, of] * likely_BMV[row, of, family[of]])
       family[of] += 1
+      # A node's own worth is that of the token that was drawn.
+      own = jax.nn.softmax(logits_BMV[row, of])[level.tokens_BX[row, x]]
+      joint = float(above.joint_BX[row, of] * own)
+      assert float(level.joint_BX[row, x]) == pytest.approx(joint, rel=1e-5)
     assert worth == sorted(worth, reverse=True)
   if not temperature:
     assert (np.diff(level.joint_BX) <= 0).all()
@@ -381,6 +422,23 @@ def test_the_likeliest_nodes_are_proposed_whatever_the_temperature():
   few, _, _ = found_best(3, jnp.full(6, 3), levels=(7, 49, 343))
   for row in range(6):
     assert paths(few, row) == paths(draft, row)[:3]
+
+
+def test_drawn_nodes_are_proposed_however_unlikely():
+  draft, read, q_VV = found_best(0, jnp.full(6, 21), levels=(7, 7, 7))
+  assert draft.proposed_BK.all() and read == [1, 8]
+  texts = [(row, *path) for row in range(6) for path in paths(draft, row)]
+  assert min(np.prod(q_VV[x[:-1], x[1:]]) for x in texts) < 1e-4
+
+
+def test_children_that_no_draw_is_left_for_are_not_proposed():
+  """Of a greedy row all are: they are its likeliest."""
+  _, noise = noisy(8, 1.0)
+  settings = sampling.settings(8, [1.0, 0.0] * 4, top_k=2)
+  logits_B1V = jax.random.normal(jax.random.key(0), (8, 1, 7))
+  at = dict(first=-1, depth=0, count=3)
+  level = branch.grow(noise, settings, branch.root(8), logits_B1V, **at)
+  assert level.ok_BX.tolist() == [[True, True, False], [True] * 3] * 4
 
 
 def test_levels_that_the_likeliest_nodes_are_looked_for_in():

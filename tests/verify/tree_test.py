@@ -177,6 +177,23 @@ def test_longest_path_of_wanted_tokens(wanted, changes, path):
   assert path_BK[0, : int(accepted_B[0])].tolist() == path
 
 
+@pytest.mark.parametrize(
+  'path, wanted', [([], (3, 1)), ([0], (3, 2)), ([0, 2], (3, 3)), ([6], (3, 1))]
+)
+def test_levels_end_where_nothing_is_proposed(path, wanted):
+  """Drafts one behind another: at most, and on the path."""
+  path_BK = jnp.array([path + [7] * (7 - len(path))])
+  accepted_B = jnp.full(1, len(path))
+  draft = a_draft([5, 6, 7, 1, 8, 9, 3], np.ones(7, bool))
+  found = tree.levels(draft, accepted_B, path_BK)
+  assert tuple(int(x[0]) for x in found) == wanted
+  # Without what hangs on the path nothing is waited for behind it.
+  ok = [i in path for i in range(7)]
+  draft = a_draft([5, 6, 7, 1, 8, 9, 3], np.array(ok))
+  found = tree.levels(draft, accepted_B, path_BK)
+  assert [int(x[0]) for x in found] == [len(path)] * 2
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def greedy(rule, draft, logits_BNV):
   settings = types.Sampling(jnp.zeros(1), jnp.zeros(1, jnp.int32), jnp.ones(1))
