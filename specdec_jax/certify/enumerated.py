@@ -31,7 +31,7 @@ TREES = {
 }
 # Nodes of a tree in production steps -> V; see load.tree, load.sized_tree.
 STEPS = {3: 5, 4: 5, 5: 3}
-SIZED, SIZES = 'adaptive tree', {4: 4, 8: 5}
+SIZED, SIZES = 'adaptive tree', {4: 3, 8: 5}
 SCRIPTED = 'scripted'
 FULL = 10_000  # pairs, from which all trees are enumerated
 ROWS = 8192  # of the batches of production steps

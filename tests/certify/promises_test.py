@@ -224,7 +224,7 @@ def test_the_trees_of_production_steps():
       for rule in ('coupled', 'traversal', 'kseq')
       for cell in ((False, (3,), 5), (True, (2, 1, 2), 3))
     ),
-    ('reject', 'adaptive tree', True, (2, 2), 4),
+    ('reject', 'adaptive tree', True, (2, 2), 3),
     ('reject', 'adaptive tree', True, (5, 3, 3, 2, 2), 5),
   ]
 
