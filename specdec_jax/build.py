@@ -12,13 +12,12 @@ import jax
 
 from specdec_jax import decode, fields, types
 from specdec_jax.costs import calibration
-from specdec_jax.drafters import adaptive, branch, method, table
+from specdec_jax.drafters import adaptive, method, table
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import own
 from specdec_jax.verify import (
   block,
   coupled,
-  kseq,
   lenient,
   reject,
   traversal,
@@ -31,7 +30,6 @@ RULES: dict[str, types.Rule | Callable[[float], types.Rule]] = {
   'block': block.RULE,
   'coupled': coupled.RULE,
   'traversal': traversal.RULE,
-  'kseq': kseq.RULE,
   'lenient': lenient.make,
   'typical': typical.make,
 }
@@ -132,11 +130,6 @@ def check_tree(
     raise ValueError(
       f'rule={rule.name}: it takes chains, and {drafter.name} drafts a tree; '
       f'give {" or ".join(can)}, or leave the tree out'
-    )
-  if branch.is_ranked(drafter) and rule.siblings == 'independent':
-    raise ValueError(
-      f'rule={rule.name}: it takes siblings that are drawn, and the likeliest '
-      "nodes are not; give reject, or the nodes of each level, as in tree='2,2'"
     )
   if drafter.tree and target.compact is None:
     raise ValueError(

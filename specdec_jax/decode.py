@@ -255,9 +255,7 @@ def step(loop: Loop, weights, request: Request, state: State, info: types.Info):
   context = context_of(loop.drafter, request, *state[:3])
   keys = request.seed_B, request.request_B, state.lengths_B, request.sampling
   gamma, rule = drafter.gamma, loop.rule
-  noise = loop.noise(
-    *keys, gamma=gamma, coupled=rule.coupled, siblings=rule.siblings
-  )
+  noise = loop.noise(*keys, gamma=gamma, coupled=rule.coupled)
   with jax.named_scope('propose'):
     draft, draft_state, cache = drafter.propose(
       weights, state.drafter, context, noise, state.cache

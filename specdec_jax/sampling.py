@@ -245,7 +245,6 @@ def noise(
   *,
   gamma: int,
   coupled: bool,
-  siblings: str = 'distinct',
 ) -> types.Noise:
   """The randomness of the window that starts after lengths_B tokens.
 
@@ -255,11 +254,10 @@ def noise(
   were accepted is evidence about the later ones, and the next window would
   draw those same tokens again.
 
-  Children are keyed by their parent + 1: of a chain in a tree the same draws;
-  of independent siblings the first, and the others have keys of their own.
+  Children are keyed by their parent + 1: of a chain in a tree the same draws.
 
   seed_B, request_B: uint32. coupled: drafts draw with the noise of the token
-  emitted at their index. siblings: see types.Rule.
+  emitted at their index.
   """
   pick = functools.partial(draw, sampling)
   each = jax.vmap(_fold, (1, None), 1)
@@ -281,17 +279,18 @@ def noise(
     return pick(keys_KB2[offset, :, 0], q_BV)
 
   def children(parents_BM, depth, q_BMV, count):
-    def keys_of(parent_B, rank):
-      if coupled:
-        return next_keys_BN[:, depth]
-      return _fold(window_B2[:, 0], parent_B + 1 + rank * (gamma + 1))
+    def own(parent_B, q_BV):
+      keys_B2 = next_keys_BN[:, depth]
+      if not coupled:
+        keys_B2 = _fold(window_B2[:, 0], parent_B + 1)
+      best_BX, tokens_BX = largest(_race(keys_B2, q_BV), count)
+      return tokens_BX, best_BX > 0
 
-    own = functools.partial(_siblings, siblings, keys_of, count)
     return jax.vmap(own, 1, 1)(parents_BM, q_BMV)
 
   uniform = lambda key: jax.random.uniform(key, (), jnp.result_type(float))
   accept_BK = jax.vmap(jax.vmap(uniform), 1)(keys_KB2[..., 1])
-  return types.Noise(accept_BK, draft_token, next_token, children, siblings)
+  return types.Noise(accept_BK, draft_token, next_token, children)
 
 
 def draw(sampling: types.Sampling, keys_B: Array, weights_BV: Array) -> Array:
@@ -305,20 +304,6 @@ def draw(sampling: types.Sampling, keys_B: Array, weights_BV: Array) -> Array:
   scores_BV = of_greedy(sampling, lambda: weights_BV, arrivals)
   best_B1 = jnp.max(scores_BV, -1, keepdims=True)
   return first_of(scores_BV, best_B1)[:, 0]
-
-
-def _siblings(kind: str, keys_of, count: int, parent_B, q_BV):
-  """(tokens_BX, ok_BX) of the children of a node; see types.Noise.children.
-
-  kind: 'distinct' are the best of one race; 'independent' have a race each.
-  keys_of: (parent_B, rank) -> keys_B.
-  """
-  best = lambda rank, x: largest(_race(keys_of(parent_B, rank), q_BV), x)
-  if kind == 'independent':
-    best_XB1, tokens_XB1 = jax.vmap(lambda x: best(x, 1))(jnp.arange(count))
-    return tokens_XB1[..., 0].T, best_XB1[..., 0].T > 0
-  best_BX, tokens_BX = best(0, count)
-  return tokens_BX, best_BX > 0
 
 
 def _race(keys_B: Array, weights_BV: Array) -> Array:

@@ -139,8 +139,7 @@ class Draft(NamedTuple):
   q_BKV: the distribution each token was drawn from. It must be the array that
     was sampled, not one computed again. None means deterministic proposals. In
     a tree it is that of a node given its elder siblings, those with a smaller
-    index: where all are distinct, zero on them and normalised again; where
-    they are independent (Rule.siblings), the same for all of them.
+    index: zero on them and normalised again.
   count_B: how many of the K tokens are proposed; 0 is allowed. Whether a token
     is proposed may depend on the tokens before it, never on the token itself:
     leaving out unlikely tokens would change q.
@@ -212,20 +211,17 @@ class Noise(NamedTuple):
   draft(offset, q_BV) -> tokens_B: draws the draft token at an offset.
   children(parents_BM, depth, q_BMV, count) -> (tokens_BMX, ok_BMX): draws
     X = count children of each of these nodes, -1 the root, which are `depth`
-    deep: one after another from q, without those drawn if siblings are
-    distinct. Where ok is false q has no other. In a greedy row both mean
-    nothing.
+    deep: one after another from q, without those drawn. Where ok is false q has
+    no other. In a greedy row both mean nothing.
   next(offset_B, weights_BV) -> tokens_B: draws the token emitted at index
     lengths_B + offset_B from unnormalised weights, with the same noise that
     plain decoding uses at that index.
-  siblings: as Rule's.
   """
 
   accept_BK: Array
   draft: Callable[[int, Array], Array]
   next: Callable[[Array, Array], Array]
   children: Callable[..., tuple[Array, Array]] = _no_children
-  siblings: str = 'distinct'
 
 
 class Scores(NamedTuple):
@@ -251,9 +247,6 @@ class Rule(NamedTuple):
   certain: where p is one-hot, verify keeps the drafts that are plain decoding's
     tokens, up to the first that is not; then decode does so itself.
   trees: whether verify takes trees; else drafters of trees are refused.
-  siblings: of trees, 'distinct': each child is drawn without its elder
-    siblings; or 'independent': all are drawn from one q, and may be alike.
-    Siblings that are certain are distinct whatever this is.
   on_chains: of a rule of trees, the rule that it is on a chain; '' for none.
   kept(p_BTV, q_BTV, scores) -> [B, T, V]: the probability with which each
     token is drafted from q and accepted, in a window of one draft; its sum is
@@ -273,7 +266,6 @@ class Rule(NamedTuple):
   scored: bool = False
   certain: bool = False
   trees: bool = False
-  siblings: str = 'distinct'
   on_chains: str = ''
   kept: Callable[[Array, Array, Scores], Array] | None = None
   emitted: Callable[[Array, Array, Scores], Array] | None = None

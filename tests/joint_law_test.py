@@ -9,7 +9,7 @@ import pytest
 from specdec_jax import decode
 from specdec_jax.certify import base, counted, enumerated, load, table_model
 from specdec_jax.drafters import adaptive, branch, eagle, medusa
-from specdec_jax.verify import coupled, kseq, reject, traversal
+from specdec_jax.verify import coupled, reject, traversal
 
 MORE = pytest.mark.more
 V, K = 3, 2
@@ -99,11 +99,9 @@ def of_eagle(levels):
     pytest.param('eagle', '3,1,2', 6, reject.RULE, marks=pytest.mark.slow),
     pytest.param('medusa', '3,2', 5, reject.RULE, marks=pytest.mark.slow),
     pytest.param('medusa', '3,2', 5, traversal.RULE, marks=pytest.mark.slow),
-    pytest.param('medusa', '3,2', 5, kseq.RULE, marks=pytest.mark.slow),
     pytest.param('eagle', 'best:4', 4, reject.RULE, marks=pytest.mark.slow),
     pytest.param('eagle', 'best:4', 3, traversal.RULE, marks=pytest.mark.slow),
     pytest.param('adaptive', 'best:4', 4, reject.RULE, marks=MORE),
-    pytest.param('eagle', '2,2', 4, kseq.RULE, marks=MORE),
   ],
 )
 def test_joint_law_of_a_tree(name, levels, drafts, rule):
@@ -131,7 +129,6 @@ def test_joint_law_of_a_tree(name, levels, drafts, rule):
       for case in (
         (reject.RULE, '2,2'),
         (traversal.RULE, '2,2'),
-        (kseq.RULE, '2,1'),
         (reject.RULE, '3,2'),
       )
     ),

@@ -47,17 +47,9 @@ def problems(kind: str, levels: str, vocab: int, each: int) -> Problems:
   return Problems(kind, counts, p, q, batch, chance_XR, parents)
 
 
-def rules_of(kind: str) -> list[types.Rule]:
-  """The lossless rules that take trees of a kind of siblings."""
-  found = build.lossless_rules().values()
-  return [x for x in found if x.trees and kind in kinds_of(x)]
-
-
-def kinds_of(rule: types.Rule) -> tuple[str, ...]:
-  """What reads the distribution that each was drawn from takes every kind."""
-  if rule.siblings == 'independent':
-    return ('independent',)
-  return ('distinct', 'deterministic') if rule.coupled else problems_lib.KINDS
+def rules_of_trees() -> list[types.Rule]:
+  """The lossless rules that take trees."""
+  return [x for x in build.lossless_rules().values() if x.trees]
 
 
 def best(x: Problems) -> np.ndarray:
@@ -130,7 +122,7 @@ def rows(each: int) -> Iterator[dict[str, Any]]:
   for (levels, vocab), kind in itertools.product(SIZES, problems_lib.KINDS):
     found = problems(kind, levels, vocab, each)
     best_X = best(found)
-    for rule in rules_of(kind):
+    for rule in rules_of_trees():
       own_X, families = accepted(rule, found), {}
       assert (own_X <= best_X + LEAST).all(), (rule.name, kind, levels)
       for i, name in enumerate(problems_lib.FAMILIES):

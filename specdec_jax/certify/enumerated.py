@@ -23,11 +23,10 @@ from specdec_jax.drafters import branch
 # (gamma, vocab, share of the problems). Each compiles once. Smallest first, so
 # that the failing case that is reported is small.
 SHAPES = ((1, 2, 0.4), (2, 4, 0.4), (3, 3, 0.2), (6, 2, 0.004))
-# Levels of trees, by kind of siblings; the quick tier has a rule's first three.
+# Levels of trees, by kind of siblings; the quick tier has the first three.
 TREES = {
   'distinct': ('4', '1,1,2', '1,2,2', '2,2', '3,1'),
   'deterministic': ('2,2', '4'),
-  'independent': ('4', '1,1,2', '2,1', '2,2', '3,1'),
 }
 # Nodes of a tree in production steps -> V; see load.tree, load.sized_tree.
 STEPS = {3: 5, 4: 5, 5: 3}
@@ -104,11 +103,8 @@ def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
 
 def cases_of(rule: types.Rule) -> list[tuple[str, str]]:
   """(levels, kind) of the trees that a rule takes, its kinds in turns."""
-  kinds = ['independent']
-  if rule.siblings == 'distinct':
-    kinds = ['distinct', 'deterministic']
-  turns = itertools.zip_longest(*(TREES[kind] for kind in kinds))
-  every = (x for turn in turns for x in zip(turn, kinds, strict=True))
+  turns = itertools.zip_longest(*TREES.values())
+  every = (x for turn in turns for x in zip(turn, TREES, strict=True))
   return [(levels, kind) for levels, kind in every if levels and rule.trees]
 
 
@@ -217,7 +213,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
   if not subject.supplied:
     pairs += [(rule, SCRIPTED) for rule in subject.apart()]
   first, own = subject.rules[0], {SCRIPTED: script, SIZED: load.sized_tree}
-  if base.TREE in subject.drafters and first.siblings == 'distinct':
+  if base.TREE in subject.drafters:
     pairs.append((first, SIZED))
   subject = subject._replace(drafters={**subject.drafters, **own})
   why = {rule: _not_enumerable(subject, rule) for rule in subject.rules}
@@ -303,7 +299,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   K, X, levels = drafter.gamma, len(prompts), drafter.tree
   every = np.zeros((1, sum(levels), 1), np.int32)
   if not branch.is_ranked(drafter):  # which draws nothing
-    every = children(world.vocab, levels or (1,) * K, rule.siblings)
+    every = children(world.vocab, levels or (1,) * K)
   R, new = len(every), 4 * (K + 1)
   length = max(LONG_ROWS) + new + K + 2
   shape = dict(length=length, gamma=K, drafts=[K, K, 1, K, K // 2, K])
@@ -316,7 +312,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
   for _ in range(3):
     state, info, _ = step(state, info, drawn)
   _, _, window = step(state, info, choice)
-  chance_B = steps.chance_of_drafts(window, choice, rule.siblings)
+  chance_B = steps.chance_of_drafts(window, choice)
   batch = enumerate_window.Windows(window.draft, window.p_BNV, chance_B)
   found = enumerate_window.ends(rule, batch)
   rows = zip(state.tokens_BL[::R], state.lengths_B[::R], strict=True)
@@ -365,7 +361,7 @@ def walk(world: base.World, pair: base.Pair, settings):
       before = base.take(rows, index // count)
       choice = base.take(each, index % count)
       new, _, window = step(before, info, choice)
-      chance_B = steps.chance(window, choice, pair.rule.siblings)
+      chance_B = steps.chance(window, choice)
       chance_B *= chance_R[index // count] * live
       parts.append(base.take(new, np.flatnonzero(chance_B != 0)))
       chances.append(chance_B[chance_B != 0])
@@ -382,11 +378,9 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
   return steps.Choice(drafts_RNX, every[:, gamma:-1] == 0, every[:, -1])
 
 
-def children(vocab: int, levels: tuple[int, ...], siblings: str) -> np.ndarray:
+def children(vocab: int, levels: tuple[int, ...]) -> np.ndarray:
   """All children that a tree's (a chain's) numbers may have: [R, N, X]."""
   most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
-  draws = itertools.permutations(range(vocab), most)
-  if siblings == 'independent':
-    draws = itertools.product(range(vocab), repeat=most)
-  every = itertools.product([*draws], repeat=inner)
+  draws = [*itertools.permutations(range(vocab), most)]
+  every = itertools.product(draws, repeat=inner)
   return np.array([*every], np.int32)

@@ -102,9 +102,8 @@ def target_distribution(p_XNVV) -> np.ndarray:
 
 # --- windows ------------------------------------------------------------------
 
-# Of siblings: drawn one after another without those before; all drawn from one
-# q; certain.
-KINDS = 'distinct', 'independent', 'deterministic'
+# Of siblings: drawn one after another without those before; certain.
+KINDS = 'distinct', 'deterministic'
 
 
 def parents_of(levels: str) -> tuple[int, ...]:
@@ -174,8 +173,6 @@ def _given(q, elders, kind: str):
   q: [X, R, V]. elders: their tokens, [X, R, siblings].
   """
   left = q.astype(np.float64)
-  if kind == 'independent':
-    elders = elders[..., :0]
   if kind == 'deterministic':
     # The order of q, and of ids where q has no more.
     V = q.shape[-1]

@@ -61,7 +61,7 @@ class Chosen:
 
   def noise(self, *args, **kwargs) -> types.Noise:
     self.right = sampling_lib.noise(*args, **kwargs)
-    own = self.draft, self.next, self.children, self.right.siblings
+    own = self.draft, self.next, self.children
     return types.Noise(self.right.accept_BK, *own)
 
   def children(self, parents_BM, depth, q_BMV, count):
@@ -111,7 +111,6 @@ class _DrafterNoise:
 
   def __init__(self, noise):
     self.draft, self.children = noise.draft, noise.children
-    self.siblings = noise.siblings
 
   @property
   def accept_BK(self):
@@ -164,7 +163,7 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
         f'{drafter.name} draws twice with the noise of one offset'
       )
     window = window._replace(draws=draws)
-    reported = _check_reported(drafter.name, state, window, rule.siblings)
+    reported = _check_reported(drafter.name, state, window)
     return *out, window._replace(reported=reported)
 
   return step
@@ -186,7 +185,7 @@ def begin(world: base.World, pair: base.Pair, request: decode.Request):
 # --- what was drawn and what is reported --------------------------------------
 
 
-def chance_of_drafts(window: Window, choice: Choice, siblings: str):
+def chance_of_drafts(window: Window, choice: Choice):
   """Probability of the chosen children under what each was drawn from: [B].
 
   Where nothing was drawn, or no mass is left, the first token comes for sure.
@@ -203,26 +202,25 @@ def chance_of_drafts(window: Window, choice: Choice, siblings: str):
       first_BV = np.eye(V)[free_BV.argmax(1)]
       share_BV = enumerate_window.normal(np.where(none_B1, first_BV, left_BV))
       chance_B *= _at(share_BV, token_B)
-      if siblings == 'distinct':
-        for each_BV in (left_BV, free_BV):
-          np.put_along_axis(each_BV, token_B[:, None], 0, 1)
+      for each_BV in (left_BV, free_BV):
+        np.put_along_axis(each_BV, token_B[:, None], 0, 1)
   return chance_B
 
 
-def chance(window: Window, choice: Choice, siblings: str) -> np.ndarray:
+def chance(window: Window, choice: Choice) -> np.ndarray:
   """Probability of a whole choice: [B]."""
   t_BK = window.t_BK.astype(np.float64)
   chance_B = np.where(choice.passes_BK, t_BK, 1 - t_BK).prod(1)
-  chance_B *= chance_of_drafts(window, choice, siblings)
+  chance_B *= chance_of_drafts(window, choice)
   return chance_B * _at(_normal(window.weights_BV), choice.next_B)
 
 
-def _check_reported(name: str, state, window: Window, siblings: str) -> int:
+def _check_reported(name: str, state, window: Window) -> int:
   """Every row that proposes a drawn token must report what it was drawn from.
 
-  That is q without its elder siblings or, of independent siblings, q.
+  That is q without its elder siblings.
 
-  name: of the drafter. state: before the window. siblings: as the rule's.
+  name: of the drafter. state: before the window.
   Returns how many were compared; raises base.Broken for the first that differs.
   """
   if (draft := window.draft).q_BKV is None:
@@ -240,23 +238,20 @@ def _check_reported(name: str, state, window: Window, siblings: str) -> int:
   compared, rows_B, chain = 0, np.arange(B), draft.parents_BK is None
   bound = base.BOUNDS[draft.q_BKV.dtype == np.float64]
   bound = bound if chain else base.bound()
-  independent = not chain and siblings == 'independent'
   can_BN = np.repeat(state.live_B[:, None], K + 1, 1)
   for i in range(K):
     parent_B, token_B = parents_BK[:, i], tokens_BK[:, i]
     elders_BX = parents_BK[:, :i] == parent_B[:, None]
     drawn_B = drawn_BNX[rows_B, parent_B + 1, elders_BX.sum(1)]
     q_BV = q_BNV[rows_B, parent_B + 1]
-    if siblings == 'distinct':
-      b, elder = np.nonzero(elders_BX)
-      q_BV[b, tokens_BK[b, elder]] = 0
+    b, elder = np.nonzero(elders_BX)
+    q_BV[b, tokens_BK[b, elder]] = 0
     q_BV = _normal(q_BV)
     reported_BV = draft.q_BKV[:, i].astype(np.float64)
     impossible_B = (drawn_B >= 0) & (_at(q_BV, drawn_B) <= 0)  # NaN is compared
     can_BN[:, i + 1] = can_BN[rows_B, parent_B + 1] & ~impossible_B
-    # What is reported as certain is lawful, but of independent siblings.
+    # What is reported as certain is lawful.
     some_B = _at(reported_BV, token_B) != 1
-    some_B |= (_at(q_BV, token_B) != 1) & independent
     some_B &= (drawn_B >= 0) & proposed_BK[:, i]
     other_B = some_B & (token_B != drawn_B)
     # A drafter may draw something else and derive its tokens from that.

@@ -158,7 +158,6 @@ def _propose(loop: decode.Loop, weights, request, state, context, cache):
     *(request.seed_B, request.request_B, context.lengths_B, request.sampling),
     gamma=loop.drafter.gamma,
     coupled=loop.rule.coupled,
-    siblings=loop.rule.siblings,
   )
   return loop.drafter.propose(weights, state, context, noise, cache)
 

@@ -136,9 +136,8 @@ def grow(
     either = functools.partial(jnp.where, greedy_B11)
     tokens_BMX = either(best_BMX, tokens_BMX)
     q_BXV = along(q_BMV, of_BX[..., None])
-    if noise.siblings == 'distinct':
-      family_BXX = along(tokens_BMX, of_BX[..., None])
-      q_BXV = _given(q_BXV, family_BXX, rank_BX)
+    family_BXX = along(tokens_BMX, of_BX[..., None])
+    q_BXV = _given(q_BXV, family_BXX, rank_BX)
     own_BMX = jnp.take_along_axis(logits_BMV, tokens_BMX, -1)
     chosen = tokens_BMX, either(is_BMX, some_BMX), own_BMX
     return *chosen, either(jnp.asarray(one_hot_BXV), q_BXV)

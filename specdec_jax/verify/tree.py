@@ -95,7 +95,6 @@ def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
   ok_BN = jnp.pad(ok_BK, ((0, 0), (1, 0)), constant_values=True)
   whole_BN = ~jnp.any(sees_BNN & ~ok_BN[:, None], -1)
   reached_BN = jnp.where(whole_BN, depth_BN, -1)
-  # The first of the deepest: independent siblings may be alike.
   last_B = jnp.argmax(reached_BN, -1).astype(jnp.int32) - 1
   return jnp.max(reached_BN, -1), path_to(sees_BNN, last_B)
 

@@ -13,7 +13,7 @@ from tests import programs
 @pytest.mark.parametrize(
   'what, path, message',
   [
-    ('rule', 'tests.own_rules', 'allowed are block, coupled, kseq, lenient'),
+    ('rule', 'tests.own_rules', 'allowed are block, coupled, lenient'),
     ('rule', 'no.such.module:f', 'importing no.such.module failed: ModuleNot'),
     ('rule', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
     ('rule', 'tests.own_rules:wrong_arguments', 'takes (noise, draft); want'),
@@ -67,7 +67,6 @@ def test_a_part_is_called_by_its_own_name(what, path, name):
   'path, model, trees',
   [
     ('traversal', '', True),
-    ('kseq', '', True),
     ('specdec_jax.verify.reject:RULE', '', True),
     ('block', '', False),
     ('traversal', 'x:make', False),  # EAGLE need not read a user's model

@@ -64,7 +64,7 @@ HOLDS = {
   'pool': (9, ['reject lm (transformer)', 'coupled lm', 'mid-flight'], SLOW),
   'window-distribution': (
     60,
-    ['trees 4 distinct', 'kseq on trees', 'coupled: it'],
+    ['trees 4 distinct', 'traversal on trees', 'coupled: it'],
     [],
   ),
   'joint-distribution-transformer': (2**14, ['reject lm, block lm'], SLOW),
@@ -221,7 +221,7 @@ def test_the_trees_of_production_steps():
     ('reject', 'tree', True, (2, 1, 2), 3),
     *(
       (rule, 'tree', *cell)
-      for rule in ('coupled', 'traversal', 'kseq')
+      for rule in ('coupled', 'traversal')
       for cell in ((False, (3,), 5), (True, (2, 1, 2), 3))
     ),
     ('reject', 'adaptive tree', True, (2, 2), 3),
@@ -455,7 +455,7 @@ def test_a_figure_is_of_what_ran(monkeypatch):
   row = check('window-distribution')
   for words in (
     'pairs (p, q): reject 2,000, reject on trees 4 distinct 108, ',
-    'kseq on trees 1,1,2 independent 36',
+    'traversal on trees 1,1,2 distinct 36',
   ):
     assert words in row.size, row.size
   assert row.bound == '1e-06 in float32, 1e-12 in float64'

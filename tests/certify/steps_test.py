@@ -215,10 +215,10 @@ def test_a_q_of_nan_is_named():
   draft = types.Draft(one[None], q_BV[:, None], one)
   window = steps.Window(draft, None, draws={-1: (q_BV, one[:, None])})
   with pytest.raises(base.Broken, match=r'after \[1, 2\] mine .* q \[nan, nan'):
-    steps._check_reported('mine', state, window, 'distinct')
+    steps._check_reported('mine', state, window)
 
 
-def reported(q_BKV, tokens_BK, draws, siblings='distinct', **more):
+def reported(q_BKV, tokens_BK, draws, **more):
   """What _check_reported makes of windows, of which all are live or live_B."""
   tokens_BK, q_BKV = np.array(tokens_BK), np.array(q_BKV, float)
   (B, K), live_B = tokens_BK.shape, more.pop('live_B', [True] * len(q_BKV))
@@ -227,10 +227,10 @@ def reported(q_BKV, tokens_BK, draws, siblings='distinct', **more):
   draft = types.Draft(tokens_BK, q_BKV, K * one_B, **more)
   draws = {i: (np.array(q, float), np.array(x)) for i, (q, x) in draws.items()}
   window = steps.Window(draft, None, draws=draws)
-  return steps._check_reported('mine', state, window, siblings)
+  return steps._check_reported('mine', state, window)
 
 
-HALF, ONE, FIFTH = [0.5, 0.5], [1.0, 0.0], [0.2, 0.8]
+HALF, FIFTH = [0.5, 0.5], [0.2, 0.8]
 
 
 def test_drafts_made_of_other_draws_are_not_compared():
@@ -245,17 +245,6 @@ def test_drafts_made_of_other_draws_are_not_compared():
   # Draws of another number of ids are something else.
   coin = [[0.2, 0.3, 0.5]]
   assert reported([[FIFTH]], [[1]], {-1: (coin, [[1]])}) == 0
-
-
-def test_independent_siblings_are_certain_where_they_were_drawn_so():
-  """What is lawful of others is not of these: see kseq."""
-  parents = dict(parents_BK=np.array([[-1]]))
-  sure = lambda q_V, *kind: reported(
-    [[ONE]], [[0]], {-1: ([q_V], [[0]])}, *kind, **parents
-  )
-  assert sure(HALF) == sure(ONE, 'independent') == 0
-  with pytest.raises(base.Broken, match='mine drew draft 0 from .0.5'):
-    sure(HALF, 'independent')
 
 
 def test_p_is_compared_at_every_proposed_offset_of_a_live_row():

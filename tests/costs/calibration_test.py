@@ -17,7 +17,7 @@ from specdec_jax.drafters import adaptive, early_exit
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
 from specdec_jax.models import lm
-from specdec_jax.verify import kseq
+from specdec_jax.verify import reject
 from tests import fakes
 
 
@@ -204,7 +204,6 @@ def test_drafting_that_is_timed_alone_keeps_the_contract():
     return context.lengths_B, jnp.ones_like(context.lengths_B)
 
   def propose(weights, state, context, noise, target_cache):
-    assert noise.siblings == 'independent'  # as kseq wants them
     token_B = state[1] * (state[0] == context.lengths_B)
     tokens_BK = jnp.stack([token_B] * gamma, 1)
     count_B = jnp.full_like(token_B, gamma)
@@ -222,7 +221,7 @@ def test_drafting_that_is_timed_alone_keeps_the_contract():
     types.Weights(lm.init(config, 0)),
     request,
     jnp.int32(12),
-    loop=decode.Loop(lm.make(config), drafter, kseq.RULE),
+    loop=decode.Loop(lm.make(config), drafter, reject.RULE),
   )
   want_BL = np.full(proposed_BL.shape, -1)
   want_BL[0, 2:5] = want_BL[1, 1:6] = 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, decode, sampling, types
-from specdec_jax.certify import base, counted
+from specdec_jax.certify import base
 from specdec_jax.drafters import (
   adaptive,
   branch,
@@ -19,7 +19,7 @@ from specdec_jax.drafters import (
   medusa,
   ngram,
 )
-from specdec_jax.verify import block, coupled, kseq, reject, traversal
+from specdec_jax.verify import block, coupled, reject, traversal
 from tests import fakes
 from tests.drafters import features_test
 
@@ -195,7 +195,6 @@ def run(drafter, params, rule, world=WORLD, new=30, **settings):
   [
     pytest.param(lm_tree, reject.RULE, reject.RULE, marks=MORE),
     pytest.param(ngram_tree, reject.RULE, reject.RULE, marks=MORE),
-    pytest.param(eagle_tree, reject.RULE, kseq.RULE, marks=MORE),
     pytest.param(eagle_tree, block.RULE, traversal.RULE, marks=SLOW),
   ],
 )
@@ -254,11 +253,6 @@ def test_texts_of_a_tree_are_plain_decodings(
     ('best:-1', 'reject', 'tree=best:-1: must be the nodes of each level'),
     ('best:x', 'reject', 'or how many of the likeliest'),
     ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
-    (
-      'best:2',
-      'kseq',
-      'rule=kseq: it takes siblings that are drawn, and the l',
-    ),
   ],
 )
 def test_doors(draft, rule, error):
@@ -323,11 +317,11 @@ def test_a_level_that_no_row_wants_is_not_read():
     assert {*read} - {base.OPTIONS.chunk} == wanted
 
 
-def noisy(rows: int, temperature, at=5, gamma=9, coupled=False, **siblings):
+def noisy(rows: int, temperature, at=5, gamma=9, coupled=False):
   """(types.Sampling, types.Noise) of so many requests."""
   settings, keys = sampling.settings(rows, temperature), jnp.arange(rows)
   own = keys.astype(jnp.uint32), keys.astype(jnp.uint32), jnp.full(rows, at)
-  how = dict(gamma=gamma, coupled=coupled) | siblings
+  how = dict(gamma=gamma, coupled=coupled)
   return settings, sampling.noise(*own, settings, **how)
 
 
@@ -448,37 +442,6 @@ def test_levels_that_the_likeliest_nodes_are_looked_for_in():
   assert branch.size_of('best:11') == 11 and branch.size_of('3,2') == 5
   with pytest.raises(ValueError, match='tree=best:3: the likeliest nodes are'):
     lm.Settings(source='x', tree='best:3')
-
-
-def test_independent_siblings_report_one_distribution():
-  settings, noise = noisy(40, 1.0, gamma=3, siblings='independent')
-  logits_B1V = jnp.tile(jnp.array([0.5, 0.3, 0.1]), (40, 1, 1))
-  at = dict(first=-1, depth=0, count=3)
-  level = branch.grow(noise, settings, branch.root(40), logits_B1V, **at)
-  q_B1V = sampling.probabilities(logits_B1V, settings)
-  np.testing.assert_array_equal(level.q_BXV, jnp.repeat(q_B1V, 3, 1))
-  assert level.ok_BX.all()
-  alike_B = [len(set(x)) for x in level.tokens_BX.tolist()]
-  assert {*alike_B} == {1, 2, 3}
-
-
-def test_independent_siblings_are_drawn_each_by_itself():
-  """The first is the chain's; no two of the window are drawn with one key."""
-  rows = 4096
-  _, noise = noisy(rows, 1.0, gamma=3, siblings='independent')
-  q_V = np.array([0.5, 0.3, 0.2])
-  q_BMV = jnp.tile(jnp.asarray(q_V, jnp.float32), (rows, 2, 1))
-  nodes_BM = jnp.tile(jnp.array([-1, 0]), (rows, 1))
-  tokens_BMX, ok_BMX = noise.children(nodes_BM, 0, q_BMV, 2)
-  assert ok_BMX.all()
-  for m, offset in enumerate((0, 1)):
-    drawn_B = noise.draft(offset, q_BMV[:, m])
-    np.testing.assert_array_equal(tokens_BMX[:, m, 0], drawn_B)
-  tokens_DB = np.asarray(tokens_BMX).reshape(-1, 4).T
-  for one, two in itertools.combinations(tokens_DB, 2):
-    counts = np.zeros((3, 3))
-    np.add.at(counts, (one, two), 1)
-    assert counted.chi_square(counts, np.outer(q_V, q_V)) > 1e-6
 
 
 def test_coupled_siblings_are_the_best_of_their_positions_race():

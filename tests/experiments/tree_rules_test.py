@@ -66,23 +66,20 @@ def test_of_a_certain_tree_it_is_p_of_the_nodes_and_every_rule_reaches_it(
   found = exact.problems('deterministic', levels, 3, 2)
   best_X = exact.best(found)
   np.testing.assert_allclose(best_X, exact.certain(found), atol=1e-7)
-  for rule in exact.rules_of('deterministic'):
+  for rule in exact.rules_of_trees():
     np.testing.assert_allclose(exact.accepted(rule, found), best_X, atol=1e-7)
 
 
 @pytest.mark.more
-@pytest.mark.parametrize('kind', problems.KINDS[:2])
 @pytest.mark.parametrize(
   'size',
   [('2', 4), pytest.param(('2,2', 3), marks=pytest.mark.slow)],
   ids=str,
 )
-def test_no_rule_accepts_more_than_the_optimum_and_all_less_somewhere(
-  size, kind
-):
-  found = exact.problems(kind, *size, 2)
+def test_no_rule_accepts_more_than_the_optimum_and_all_less_somewhere(size):
+  found = exact.problems('distinct', *size, 2)
   best_X = exact.best(found)
-  for rule in exact.rules_of(kind):
+  for rule in exact.rules_of_trees():
     own_X = exact.accepted(rule, found)
     assert (own_X <= best_X + 1e-7).all() and (own_X < best_X - 0.01).any()
 
@@ -136,7 +133,7 @@ def test_a_page_of_what_was_found_so_far():
           ('distinct', 'reject', dict(a=[0.5, 0.9, 0.8], b=[0, None, None])),
           ('distinct', 'coupled', dict(a=[0.5, 0.7, 0.6], b=[0, None, None])),
           (
-            'independent',
+            'deterministic',
             'reject',
             dict(a=[0.25, 1.0, 1.0], b=[0.75, 0.5, 0.5]),
           ),
@@ -148,7 +145,7 @@ def test_a_page_of_what_was_found_so_far():
   assert (
     '| 2 | distinct | 0.250 | 0.900 (0.800, a) | 0.700 (0.600, a) |' in text
   )
-  assert '| 2 | independent | 0.500 | 0.750 (0.500, b) | - |' in text
+  assert '| 2 | deterministic | 0.500 | 0.750 (0.500, b) | - |' in text
   assert text.endswith('Measured: not run yet.')
   cell = lambda rule, tree, t, n: dict(
     rule=rule, tree=tree, temperature=t, requests=[[n, 10]] * 6

@@ -75,7 +75,7 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
     ('block:2', '^rule=block:2: block takes no number'),
     (
       'strict',
-      'block, coupled, kseq, lenient:NUMBER, reject, traversal, '
+      'block, coupled, lenient:NUMBER, reject, traversal, '
       'typical:NUMBER, '
       "'file.py:name', or a types.Rule",
     ),
@@ -92,5 +92,5 @@ def test_rules_by_name():
   # Nothing is lossy about a lenience of 1.
   reject = build.rule_of('reject')
   assert build.rule_of('lenient:1').verify is reject.verify
-  exact = {'reject', 'block', 'coupled', 'traversal', 'kseq'}
+  exact = {'reject', 'block', 'coupled', 'traversal'}
   assert set(build.lossless_rules()) == exact

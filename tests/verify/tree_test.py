@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import types
-from specdec_jax.certify import base, enumerated, problems
-from specdec_jax.verify import coupled, judge, kseq, reject, traversal, tree
+from specdec_jax.certify import base, enumerated
+from specdec_jax.verify import coupled, judge, reject, traversal, tree
 from tests import own_rules
 
 MORE = pytest.mark.more
@@ -18,7 +18,6 @@ MORE = pytest.mark.more
 QUICK = {
   reject.RULE: [('4', 'distinct'), ('2,2', 'deterministic')],
   traversal.RULE: [('2,1', 'distinct')],
-  kseq.RULE: [('2,1', 'independent')],
 }
 
 
@@ -36,10 +35,6 @@ def test_law_of_a_tree_is_the_targets(case, wide):
 
 def test_law_of_a_tree_under_traversal_is_the_targets():
   check_law(traversal.RULE, *QUICK[traversal.RULE], wide=False)
-
-
-def test_law_of_a_tree_under_kseq_is_the_targets():
-  check_law(kseq.RULE, *QUICK[kseq.RULE], wide=False)
 
 
 @pytest.mark.slow
@@ -73,29 +68,6 @@ def test_every_tree_of_the_quick_tier_alone_sees_a_wrong_rule(rule, which):
       assert f'a tree of {levels} {kind} siblings: wrong in' in str(error)
       seen.append(levels)
   assert len(seen) == 1 and seen[0].startswith(SEEN[which]), seen
-
-
-@pytest.mark.parametrize('k', [1, 2, 4])
-def test_share_of_kseq_is_the_least_that_is_lawful(k):
-  """Sun et al. 2023, section 4: P_acc(rho) = rho beta(rho)."""
-  p, q = problems.of_all_families(0, each=6, gamma=1, vocab=5)
-  p_XV, q_XV = p[:, 0, 0], q[:, 0, 0]
-  solve = jax.vmap(lambda p_V, q_V: kseq._share(p_V, q_V, k, 4)[0])
-  rho_X = np.asarray(solve(jnp.asarray(p_XV), jnp.asarray(q_XV)), float)
-
-  def over(rho_X):
-    """By how much more the k children are accepted than rho allows."""
-    beta_X = np.minimum(p_XV / rho_X[:, None], q_XV).sum(1)
-    return 1 - (1 - beta_X) ** k - rho_X * beta_X
-
-  assert (over(rho_X) <= 1e-6).all() and (rho_X >= 1).all()
-  assert (over(rho_X * (1 - 1e-3)) > -1e-6).all()
-  assert (rho_X > 1.1).any() == (k > 1)
-
-
-def test_kseq_takes_no_deterministic_siblings():
-  with pytest.raises(ValueError, match='independent siblings, and those of'):
-    kseq.verify(None, a_draft([5, 6, 7, 1, 8, 9, 3]), jnp.ones((1, 8, 9)))
 
 
 def siblings_alone(noise, draft, p_BNV):
@@ -204,7 +176,7 @@ def greedy(rule, draft, logits_BNV):
   return judged(rule), judged(rule._replace(certain=False))
 
 
-@pytest.mark.parametrize('rule', [reject.RULE, traversal.RULE, kseq.RULE])
+@pytest.mark.parametrize('rule', [reject.RULE, traversal.RULE])
 def test_greedy_rows_are_judged_alike_with_and_without_distributions(rule):
   rng = np.random.default_rng(0)
   for seed in range(20):
@@ -224,7 +196,7 @@ def test_greedy_rows_are_judged_alike_with_and_without_distributions(rule):
   [
     reject.RULE,
     coupled.RULE,
-    *(pytest.param(x, marks=MORE) for x in (traversal.RULE, kseq.RULE)),
+    pytest.param(traversal.RULE, marks=MORE),
   ],
   ids=lambda rule: rule.name,
 )
