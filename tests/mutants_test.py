@@ -90,10 +90,9 @@ def test_a_tree_that_fails_by_itself_is_refused():
 
 def test_a_bug_without_tests_is_tried_with_those_of_its_file():
   of = lambda path: run.choose(seeded.Mutant('bug', 0, '', path, '', '', ()))
-  assert of('specdec_jax/pool.py')[:2] == (
-    'tests/pool_test.py',
-    'tests/bench/steady_test.py',
-  )
+  mirror, *others = of('specdec_jax/pool.py')
+  assert mirror == 'tests/pool_test.py'
+  assert 'tests/bench/steady_test.py' in others and len(others) == 4
   assert of('specdec_jax/serve/page.html') == ('tests/page_test.py',)
   # What promises_test imports imports it.
   mirror, *others = of('specdec_jax/certify/steps.py')
