@@ -75,7 +75,7 @@ def run() -> bool:
     cells = [x for clients in _BESIDE for x in timed(url, texts, clients)]
   finally:
     process.terminate()
-    status = process.wait(60)
+    status = process.wait()
   wrong = judged(engine, asks, replies)
   own = drafting_begins(engine, texts)
   for x in cells:

@@ -109,9 +109,7 @@ def torn(file: Any) -> bytes:
 
 
 def open_lines(path: str) -> io.FileIO:
-  """Opens the file to add lines; cuts off what is half of one, after a kill.
-
-  A last line that is whole is given its end.
+  """Opens a file of records to add lines, behind the last that is whole.
 
   Raises:
     ValueError: what would be cut off is none of a record.

@@ -35,13 +35,12 @@ _IDLE: dict[str, Any] = {
   **dict(top_k=[-1], logit_bias=[{}], suffix=[''], verbosity=['medium']),
   **dict(service_tier=['auto', 'default'], modalities=[['text']]),
   'response_format': [{'type': 'text'}],
-  'stream_options.include_obfuscation': [True, False],
   **dict.fromkeys(('messages.tool_calls', 'messages.annotations'), [[]]),
   **dict.fromkeys(('messages.tool_call_id', 'messages.refusal'), []),
 }
 # Of these all: they are about the client, or about tools.
 _ABOUT = 'user', 'metadata', 'safety_identifier', 'parallel_tool_calls'
-_ABOUT += 'prompt_cache_key', 'prompt_cache_retention'
+_ABOUT += 'prompt_cache_key', 'stream_options.include_obfuscation'
 
 
 class Refused(ValueError):

@@ -508,7 +508,8 @@ def test_the_end_waits_for_what_is_asked():
   with concurrent.futures.ThreadPoolExecutor(1) as threads:
     with loopback.running(small.served(), small.rows(), **limits) as found:
       client, worker = found
-      mine = httpx2.Client(base_url=client.base_url, trust_env=False)
+      how = dict(base_url=client.base_url, timeout=None, trust_env=False)
+      mine = httpx2.Client(**how)
       asked = threads.submit(stream, mine, body)
       until(lambda: worker.running)
     *_, end = asked.result()

@@ -39,7 +39,8 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
       raise ValueError(
         f"message {fields.short(message)}: needs strings 'role' and 'content'"
       )
-    found.append({**message, 'content': ''.join(every[1:])})
+    rest = {k: x for k, x in message.items() if x is not None}
+    found.append(rest | {'content': ''.join(every[1:])})
   return found
 
 
@@ -47,12 +48,12 @@ def render(source: str, template: str, messages, specials) -> str:
   """The text of a conversation, up to the start of the assistant's reply.
 
   source: whose template it is, for errors.
-  messages: of `texts`, with whatever else the template reads; what is None is
-    left out. A developer's are the system's where the template knows none.
+  messages: of `texts`, with what else the template reads; a developer's are the
+    system's where it knows none.
   specials: variables such as bos_token.
   """
-  names = {'developer': 'system'}
-  same = [{**x, 'role': names.get(x['role'], x['role'])} for x in messages]
+  role = lambda x: {'role': 'system'} if x['role'] == 'developer' else {}
+  same = [x | role(x) for x in messages]
   try:
     return _written(source, template, messages, specials)
   except ValueError:
@@ -64,19 +65,16 @@ def render(source: str, template: str, messages, specials) -> str:
 def _written(source: str, template: str, messages, specials) -> str:
   """What the template writes; raises ValueError for a message without trace."""
   given = dict(add_generation_prompt=True, tools=None, documents=None)
-  plain = [{k: x for k, x in m.items() if x is not None} for m in messages]
   mark = '\ue000{}\ue001'.format  # characters of no text
-  marked = [
-    x | {'content': x['content'] + mark(i)} for i, x in enumerate(plain)
-  ]
+  put = lambda i, x: x | {'content': x['content'] + mark(i)}
   try:
-    made = _environment().from_string(template)
-    text, traced = (
-      made.render(specials, **given, messages=x) for x in (plain, marked)
-    )
+    write = _environment().from_string(template).render
+    text = write(specials, **given, messages=messages)
+    marked = [put(i, x) for i, x in enumerate(messages)]
+    traced = write(specials, **given, messages=marked)
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e
-  if lost := [x for i, x in enumerate(plain) if mark(i) not in traced]:
+  if lost := [x for i, x in enumerate(messages) if mark(i) not in traced]:
     raise ValueError(
       f'{source}: its chat template writes nothing of a message of role '
       f'{fields.short(lost[0]["role"])}: give it another role, or leave it out'
