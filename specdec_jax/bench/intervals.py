@@ -1,6 +1,6 @@
 """Intervals of an improvement: over prompts, and over the choice of an arm.
 
-Prompts are the sample, never their repeats: what makes a prompt long or the
+Prompts (see units) are the sample, not repeats: what makes a prompt long or the
 machine slow is in both arms, and cancels. An improvement is a ratio of sums;
 its standard error is the jackknife's, leaving out one prompt at a time. (Of
 its logarithm, arms that are not faster would win twice as often as lose.) Few
