@@ -162,7 +162,7 @@ HEADLINES = {
   ),
   'demo': Headline(
     'SmolLM2-135M blown up to float32, slower than as stored; plain decoding '
-    'had 91 tok/s a day before (LOG.md)',
+    'had been 91 tok/s (LOG.md)',
     'scripts/bench.py --config=configs/smollm2.py --minutes=4',
     speeds,
     'bash scripts/demo.sh',
