@@ -29,11 +29,9 @@ _WORDS = {
   'max_new_tokens': 'max_tokens max_completion_tokens max_length n_predict',
   'temperature': 'do_sample',
   'n': 'num_return_sequences num_samples best_of',
-  'stop': 'stop_strings stop_sequences',
   'stop_ids': 'eos_token_id stop_token_ids',
-  'logprobs': 'top_logprobs output_scores',
   'draft': 'assistant_model draft_model speculative_model',
-  'gamma': 'num_assistant_tokens num_speculative_tokens num_draft_tokens',
+  'gamma': 'num_assistant_tokens num_speculative_tokens',
 }
 
 
@@ -141,19 +139,15 @@ def settings(options: dict[str, Any]) -> Settings:
 
 
 def show(*functions: Callable[..., Any]) -> None:
-  """Lets help() show what **options of these are, with what the first takes."""
-  kind, hidden = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
-  every = [
-    inspect.Parameter(x.name, kind, default=x.default, annotation=x.type)
-    for x in dataclasses.fields(Settings)
-  ]
-  first = inspect.signature(functions[0]).parameters.values()
+  """Lets help() show **options, and what the first takes by name of all."""
+  every, named = inspect.signature(Settings).parameters.values(), []
+  every = [x.replace(kind=x.KEYWORD_ONLY) for x in every]
   for function in functions:
     found = inspect.signature(function)
-    own = {n: x for n, x in found.parameters.items() if x.kind != hidden}
-    more = [*(x for x in first if x.kind == kind and x.name not in own), *every]
-    whole = found.replace(parameters=[*own.values(), *more])
-    vars(function)['__signature__'] = whole
+    *own, _ = found.parameters.values()
+    named = named or [x for x in own if x.kind == x.KEYWORD_ONLY]
+    whole = [*own, *(x for x in named if x not in own), *every]
+    vars(function)['__signature__'] = found.replace(parameters=whole)
 
 
 def check_names(given: Iterable[str], allowed: Sequence[str], of: str = ''):

@@ -112,10 +112,8 @@ def short(value: Any) -> str:
 def choices(given: Any, known: Iterable[Any]) -> str:
   """Which names are allowed, the one that was perhaps meant first."""
   names = [str(x) or "''" for x in known]
-  # Of 'lenient:NUMBER' the name alone.
-  near = [x.partition(':')[0] for x in names]
-  text = given.lower() if isinstance(given, str) else ''
-  near = difflib.get_close_matches(text, near, 1)
+  known = [x.partition(':')[0] for x in names]  # of 'lenient:NUMBER'
+  near = difflib.get_close_matches(str(given).lower(), known, 1)
   meant = f'did you mean {near[0]}? ' if near else ''
   return f'{meant}allowed are {", ".join(names) or "none"}'
 

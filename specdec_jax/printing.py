@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -30,14 +30,11 @@ def progress_console() -> rich.console.Console:
 
 
 @contextlib.contextmanager
-def progress(
-  description: str, total: int, done: int = 0
-) -> Iterator[Callable[..., None]]:
-  """Yields advance(done, text=''), which shows on stderr what is left.
+def progress(description: str, total: int, done: int = 0) -> Iterator[Any]:
+  """Yields advance(done, text=''), which tells on stderr what is left.
 
-  A bar on a terminal; elsewhere a line at once, then one at most every 15
-  seconds. The time that is left is told from the second call on: what comes
-  before the first one is compiled, too.
+  A bar on a terminal; elsewhere a line at once, then at most every 15 seconds.
+  The time left is told from the second call on: before it something compiles.
   """
   console = progress_console()
   if console.is_terminal:
@@ -47,35 +44,28 @@ def progress(
       bar = bars.add_task(description, total=total, completed=done, text='')
       yield lambda done, text='': bars.update(bar, completed=done, text=text)
     return
+  how: Any = dict(soft_wrap=True, markup=False, highlight=False)
+  console.print(f'{description}: {done} of {total}', **how)
   said, begun = time.monotonic(), None
-
-  def say(done: int, *more: str) -> None:
-    line = ', '.join([f'{description}: {done} of {total}', *filter(None, more)])
-    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
   def advance(done: int, text: str = '') -> None:
     nonlocal said, begun
     now = time.monotonic()
-    if begun is None:
-      begun = now, done
-    elif done < total and now - said >= 15:
+    begun = begun or (now, done)
+    if begun[1] < done < total and now - said >= 15:
       said, left = now, (now - begun[0]) / (done - begun[1]) * (total - done)
-      say(done, f'{time_text(left)} left', text)
+      line = f'{description}: {done} of {total}, {time_text(left)} left  {text}'
+      console.print(line.rstrip(), **how)
 
-  say(done)
   yield advance
 
 
 def track(
   items: Iterable, description: str, total: int | None = None
 ) -> Iterable:
-  """Iterates over items, with their progress.
-
-  `total` is the number of items that have no length.
-  """
+  """Iterates with progress; `total` is of items that have no length."""
   if total is None:
-    items = list(items)
-    total = len(items)
+    total = len(items := list(items))
   with progress(description, total) as advance:
     for done, item in enumerate(items, 1):
       yield item
@@ -114,8 +104,7 @@ def compact(document: Any) -> str:
 
 
 def result(document: Any, sentence: str = '') -> str:
-  """Prints a document as a line of JSON, which it returns; on a terminal the
-  sentence."""
+  """Prints a document as JSON, which it returns; a terminal, the sentence."""
   text = compact(document)
   if not sys.stdout.isatty():
     print(text, flush=True)

@@ -213,8 +213,7 @@ def _check_config(path: str) -> None:
     for key in option.partition('=')[0].split('.')[1:]:
       names = [*known] if hasattr(known, 'keys') else []
       if key not in names:
-        names = fields.choices(key, names)
-        _refuse(f'{where}.{key}: no such key in {where}; {names}')
+        _refuse(f'{where}.{key}: no such key; {fields.choices(key, names)}')
       where, known = f'{where}.{key}', known[key]
 
 

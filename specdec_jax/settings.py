@@ -16,10 +16,7 @@ DTYPES = ('float32', 'bfloat16', 'float64')
 
 @dataclasses.dataclass(frozen=True)
 class Target(fields.Checked):
-  source: str = fields.setting(
-    needed='a model, as in --config.target.source=hf:org/name, or try '
-    '--config=configs/pair.py:tiny'
-  )
+  source: str = fields.setting(needed='--config.target.source=hf:org/name')
   dtype: str = fields.setting(
     allowed=convert.DTYPES,
     help='stored: as the file has them; int8, int4: matrices as integers',

@@ -29,7 +29,7 @@ WANTS = {
   'tpu_report': 'not in the cache',
   'train': "workdir='': name a folder for the run, --workdir=DIR",
 }
-MODEL = 'target.source is empty: give a model, as in --config.target.source='
+MODEL = 'target.source is empty: give --config.target.source=hf:org/name'
 
 
 def ran(*every: list[str], **env: str) -> list[programs.Done]:

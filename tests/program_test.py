@@ -91,15 +91,15 @@ def test_help_names_the_config_and_where_its_keys_are():
 @pytest.mark.parametrize(
   'options, message',
   [
-    (['--config.decode.gama=2'], 'config.decode; did you mean gammas? allo'),
-    (['--noconfig.bench.chatt'], 'config.bench; did you mean chat? allowed'),
+    (['--config.decode.gama=2'], 'decode.gama: no such key; did you mean gam'),
+    (['--noconfig.bench.chatt'], 'chatt: no such key; did you mean chat? all'),
     (
       ['--config.benc.chat=1'],
-      'config.benc: no such key in config; did you me',
+      'config.benc: no such key; did you mean bench',
     ),
     (
       ['--config=configs/pair.py:tiny', '--config.decode.gammas.x=1'],
-      'gammas.x: no such key in config.decode.gammas; allowed are none',
+      'config.decode.gammas.x: no such key; allowed are none',
     ),
   ],
 )

@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -86,16 +86,10 @@ def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
   return {arm.name: done[id(arm.engine)] for arm in arms}
 
 
-def first_step(
-  arms: Sequence[plan_lib.Arm],
-  group: plan_lib.Group,
-  tok_s: float,
-  check: Callable[[budget.Speed], None],
-):
+def first_step(arms, group: plan_lib.Group, tok_s: float, check):
   """(programs, Speed): plain decoding compiled, and a guess of all others.
 
-  tok_s: of the ceiling. check: is called with what is known before compiling,
-    after it, and at the end; refuses what takes too long.
+  tok_s: of the ceiling. check(Speed): refuses once too little time is left.
   """
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(parts.has_q(engine, group) for engine in engines)

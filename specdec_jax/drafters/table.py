@@ -44,9 +44,8 @@ DRAFTERS: dict[str, Any] = {
   'adaptive': adaptive,
 }
 DRAFTS = (
-  'Settings of one, a loaded model, a types.Drafter, a Method of '
-  'drafters.method, a function make(target, *, gamma, chunk) of one of these '
-  "two, the path of any, as 'file.py:make', or None"
+  'Settings of one, a loaded model, a types.Drafter or Method, a function '
+  "make(target, *, gamma, chunk) of one, a path, as 'file.py:make', or None"
 )
 # The path of something of the user's, and what follows a further colon.
 PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
