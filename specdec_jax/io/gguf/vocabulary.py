@@ -76,10 +76,7 @@ CODE_ENDS = {
   'fim_sep': ['<|file_sep|>'],
 }
 # Ids that no field has to name. Those of 'gpt2' are Falcon's, else a word's.
-_IDS = {
-  'llama': {'unknown': 0, 'bos': 1, 'eos': 2},
-  'gpt2': {'bos': 11, 'eos': 11},
-}
+_IDS = dict(llama=dict(unknown=0, bos=1, eos=2), gpt2=dict(bos=11, eos=11))
 
 
 def read(file: File, source: str) -> text.Tokenizer:

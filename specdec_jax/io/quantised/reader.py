@@ -114,7 +114,7 @@ def plan(
   for name, parts in modules.items():
     try:
       m = form.Module(source, name, parts, _own(values, name))
-    except (re.error, AttributeError, TypeError) as e:
+    except (re.error, AttributeError, TypeError, ValueError) as e:
       raise ValueError(f'{source}: {name}: its own settings: {e}') from e
     if family := _family(m):
       plans[f'{name}.weight'] = found = family(m)
@@ -126,27 +126,22 @@ def plan(
 
 
 def _own(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-  """The settings of one matrix: an entry of its own comes before the others.
-
-  MLX has entries by names, auto-round (extra_config) by names or patterns,
-  GPTQModel (dynamic) by patterns, of which the first counts; compressed-tensors
-  has groups, of names, patterns or classes.
-  """
+  """The settings of one matrix: an entry of its own comes before the others,
+  by its name or by the first pattern that fits it."""
   starts = '', 'model.', 'language_model.', 'model.language_model.'
   called = [start + name for start in starts]
-  at = lambda key: values.get(key) or {}
+  at = lambda key: dict(values.get(key) or {})
   match = lambda pattern: any(re.match(pattern, x) for x in called)
-  found = [
-    x for k, x in {**values, **at('extra_config')}.items() if k in called
-  ]
-  found += [x for k, x in at('extra_config').items() if re.search(k, name)]
+  rounds = at('extra_config').items()  # of auto-round
+  found = [x for k, x in (*values.items(), *rounds) if k in called]
+  found += [x for k, x in rounds if re.search(k, name)]
   found += [x for k, x in at('dynamic').items() if match(k.removeprefix('+:'))]
   # An entry of MLX is all that counts, and without its groups has those of 64.
   usual = dict(group_size=64) if values['quant_method'] == 'mlx' else {}
   own = next((usual | x for x in found if isinstance(x, dict)), {})
   named = lambda x: match(x[3:]) if x.startswith('re:') else x in called
+  groups = at('config_groups').items()
   for means in (named, 'Linear'.__eq__):
-    groups = at('config_groups').items()
     fit = {k: x for k, x in groups if any(map(means, x.get('targets') or ()))}
     if fit:
       own['config_groups'] = fit
