@@ -94,8 +94,9 @@ def run(
       logs_lib.write_json(workdir / CONFIG, config)
     if first == settings.steps:
       return _best(saved, task, state)
-    logs = logs_lib.Logs(workdir, first)
-    stack.enter_context(contextlib.closing(logs))
+    logs = stack.enter_context(
+      contextlib.closing(logs_lib.Logs(workdir, first))
+    )
     stops = stack.enter_context(program.interrupts())
     bar = printing.progress('training', settings.steps, first)
     advanced = stack.enter_context(bar)

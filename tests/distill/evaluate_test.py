@@ -27,6 +27,21 @@ def test_the_target_itself_is_a_perfect_draft():
 
 
 @pytest.mark.more
+def test_alpha_is_of_what_is_emitted_alone(monkeypatch):
+  """Neither of a prompt, nor of the columns behind an end."""
+
+  def overlap(weights, request, *args, **named):
+    index_BL = np.indices(request.tokens_BL.shape)[1]
+    inside_BL = index_BL >= np.asarray(request.lengths_B)[:, None]
+    inside_BL &= index_BL < np.asarray(request.limit_B)[:, None]
+    assert not inside_BL.all(1).any()
+    return np.where(inside_BL, 0.5, 9.0), None
+
+  monkeypatch.setattr(evaluate.predict, 'overlap', overlap)
+  assert figures('random:tiny', 1.0)['alpha'] == 0.5
+
+
+@pytest.mark.more
 def test_the_gap_is_between_alpha_alone_and_decoding():
   found = figures('random:tiny:1', 1.0)
   alpha = found['alpha']
