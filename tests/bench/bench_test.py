@@ -167,7 +167,7 @@ def test_what_cannot_win_is_not_run_on_the_test_prompts(capsys, monkeypatch):
   monkeypatch.setattr(records, 'FEWEST', 2)
   monkeypatch.setattr(budget, 'left_out', lambda *_: left)
   # Time that is over: one block is run all the same.
-  monkeypatch.setattr(budget, 'check', lambda *_: None)
+  monkeypatch.setattr(budget, 'check', lambda *_, **__: None)
   clock = budget.Clock(1e-3)
   good, doc, printed = run(settings(), capsys, clock=clock)
   assert good and doc.left_out == left
