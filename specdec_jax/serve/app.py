@@ -173,9 +173,7 @@ class Server:
     yield 'data: [DONE]\n\n'
 
   async def _events(self, talk: '_Talk') -> AsyncIterator[tuple[int, Any]]:
-    """(choice, Piece or Completion) as they come; records what is complete.
-
-    None in its place: nothing came for a while.
+    """(choice, Piece, Completion or, in silence, None); records what is whole.
 
     Raises:
       protocol.Refused: there will be no more, since it took too long, or since
@@ -364,8 +362,7 @@ def serve(
       f'port {port} of {host}: cannot be had ({error.strerror}): name another'
     ) from error
   http = server.http
-  say = printing.progress_console().print
-  say('Compiling: some minutes for a large model; then comes the address.')
+  printing.progress_console().print('Compiling; then comes the address.')
   worker.warm()
   # uvicorn puts the handlers back and raises the signal again at its end.
   for number in (signal.SIGINT, signal.SIGTERM):

@@ -176,15 +176,10 @@ def report(run: Run, done: Mapping[str, completion.Completion]) -> None:
   add = lambda name: sum(x.metrics[name] for x in done.values() if x.metrics)
   tokens, calls = add('emitted_tokens'), add('target_calls')
   bad = sum(x.finish_reason == 'non-finite' for x in done.values())
-  summary = dict(
-    prompts=len(run.prompts),
-    answers=len(done),
-    non_finite=bad,
-    tokens=tokens,
-    target_calls=calls,
-    block_efficiency=metrics.ratio(tokens, calls),
-    lossless=rule.lossless,
-  )
+  counts = dict(prompts=len(run.prompts), answers=len(done), non_finite=bad)
+  counts |= dict(tokens=tokens, target_calls=calls)
+  rate = dict(block_efficiency=metrics.ratio(tokens, calls))
+  summary = counts | rate | dict(lossless=rule.lossless)
   printing.result(summary)
 
 

@@ -261,21 +261,14 @@ def _wanted(
 def models(served: Served) -> dict[str, Any]:
   """The models that are served: one."""
   engine = served.engine
-  about = {
-    'id': served.name,
-    'object': 'model',
-    'created': _STARTED,
-    'owned_by': 'specdec_jax',
-    'max_model_len': served.context,
-    'chat': engine.target.tokenizer.chat_template is not None,
-    'target': engine.target.label,
-    'drafter': engine.drafter.name,
-    'draft': engine.draft and engine.draft.label,
-    'rule': engine.rule.name,
-    'lossless': engine.rule.lossless,
-    'gamma': engine.drafter.gamma,
-    'logprobs': engine.options.logprobs,
-  }
+  rule, drafter, target = engine.rule, engine.drafter, engine.target
+  about: dict[str, Any] = dict(id=served.name, object='model')
+  about |= dict(created=_STARTED, owned_by='specdec_jax')
+  about |= dict(max_model_len=served.context, target=target.label)
+  about['chat'] = target.tokenizer.chat_template is not None
+  about['draft'] = engine.draft and engine.draft.label
+  about |= dict(drafter=drafter.name, gamma=drafter.gamma, rule=rule.name)
+  about |= dict(lossless=rule.lossless, logprobs=engine.options.logprobs)
   return {'object': 'list', 'data': [about]}
 
 
