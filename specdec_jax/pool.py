@@ -244,11 +244,12 @@ class Pool:
   def _narrow(self) -> None:
     """Takes the rows that have requests from all, where they are few.
 
-    As long as the same have: that copies their caches.
+    As long as the same have: that copies their caches. A row that is given a
+    request puts the others back: see _start.
     """
     used = {*self._row.values()}
     width = next(x for x in self.widths if x >= len(used))
-    if width == len(self._at) and used <= {*self._at}:
+    if width == len(self._at):
       return
     held = self._whole()
     if width < self.rows:

@@ -105,3 +105,13 @@ def test_an_empty_list_of_stop_ids_ends_nothing():
   ):
     x = found(**given)
     assert (x.tokens, x.finish_reason) == (tokens, why), given
+
+
+def test_texts_of_refused_drafts_go_on():
+  """The space before a word is left out at the beginning of a text alone."""
+  reader = completion.Reader(stream_test.metaspace(), ())
+  one, two = types.RECOVERED, types.RECOVERED
+  first = reader.piece([3], [one], refused_K=[3, 1], last=False)
+  assert first.refused == [(3, 'a'), (1, 'a')]
+  second = reader.piece([1], [two], refused_K=[3, 2], last=False)
+  assert second.refused == [(3, ' a'), (2, 'b')]

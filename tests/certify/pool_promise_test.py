@@ -61,6 +61,37 @@ def test_what_a_refill_does_to_its_rows_is_seen(change, case, monkeypatch):
       hold()
 
 
+def alone_in_two(drafter):
+  """Drafts nothing where two rows are decoded."""
+
+  def propose(weights, state, context, *rest):
+    draft, *more = drafter.propose(weights, state, context, *rest)
+    if len(context.lengths_B) == invariance.FEW:
+      draft = draft._replace(count_B=0 * draft.count_B)
+    return draft, *more
+
+  return drafter._replace(propose=propose)
+
+
+def test_what_few_rows_do_is_seen():
+  with pytest.raises(base.Broken, match='two|not as alone'):
+    hold(change=alone_in_two)
+
+
+def test_every_pair_is_capped(monkeypatch):
+  met = []
+
+  def same(world, pair, *_, **__):
+    met.append(pair.drafter.name)
+    return 1, 1
+
+  monkeypatch.setattr(invariance, '_same_in_a_pool', same)
+  drafters = {x: load.RECIPES[x] for x in ('lm', 'lookup')}
+  subject = base.Subject([reject.RULE], drafters)
+  assert 'lookup (tables)' in invariance.pooled(subject, 1).size
+  assert met == ['ragged lm', 'ragged lookup']
+
+
 def late(drafter):
   """Drafts nothing in a row that has read its text while another reads."""
 

@@ -1,8 +1,11 @@
 """Mixed rows, and completions that are kept for resuming."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from specdec_jax import decode, types
 from specdec_jax.distill import completions
 from specdec_jax.train import data
 
@@ -22,6 +25,18 @@ def test_a_coin_takes_whole_rows_of_one_or_the_other():
   # At another step other rows.
   later = completions.mixed(one, other, 6)['tokens'][:, 0]
   assert 150 < (later != first).sum() < 250
+
+
+def test_a_row_whose_logits_broke_has_no_answer():
+  tokens_BL = np.array([[1, 2, 3, 4], [5, 6, 7, 0]], np.int32)
+  info = types.empty_info(2, 4, 0, 0)
+  info = info._replace(broken_B=np.array([False, True]))
+  state = decode.State(tokens_BL, np.array([4, 3]), np.zeros(2, bool), (), ())
+  request = SimpleNamespace(lengths_B=np.array([2, 1]))
+  read = completions._reader((), None)
+  found = read.__wrapped__(None, request, state, info, np.array([1, 0]))
+  assert found.spans.tolist() == [[1, 1], [2, 4]]
+  assert found.tokens.tolist() == tokens_BL[::-1].tolist()
 
 
 def on_policy(folder, sampled: list[int], every: int = 3):
