@@ -156,13 +156,20 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
     done[cell] = f'{rule.name} {label} {gamma}: {texts:,}'
     prompts = prompts or [table_model.PROMPT[world.vocab]]
     exact = functools.partial(base.joint, world, **_WARM)
-    asked, rows = dict(_WARM, seed=subject.seed), min(texts, 2**14)
+    rows = min(texts, 2**14)
+    asked = dict(_WARM, seed=subject.seed, drafts=_caps(rows, gamma))
     tests |= _tests(world, pair, name, prompts, exact, texts, rows, **asked)
   return judge(
     tests,
     f'{len(done)} cells; rule, drafter, gamma: texts: '
     + ', '.join(sorted(set(done.values()))),
   )
+
+
+def _caps(rows: int, gamma: int) -> np.ndarray:
+  """Drafts that rows may have: gamma, and 0 to gamma - 1 in a quarter."""
+  at_B = np.arange(rows) // 2  # prompts take turns
+  return np.where(at_B % 4 == 3, at_B // 4 % max(gamma, 1), gamma)
 
 
 def _cells(subject: base.Subject, *, full: bool):

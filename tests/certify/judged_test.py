@@ -16,7 +16,7 @@ from specdec_jax.certify import (
   load,
 )
 from specdec_jax.drafters import eagle, medusa
-from specdec_jax.verify import reject
+from specdec_jax.verify import chain, reject
 
 
 def test_one_count_of_what_cannot_come_is_enough():
@@ -132,3 +132,37 @@ def test_drafters_of_few_ids_can_draft_two(vocab):
   ids = eagle.random_layer(world)[1]['ids']
   heads = medusa.random_heads(world, 1)[0].ids
   assert len({*ids.tolist()}) == heads == max(2, vocab - 1)
+
+
+def test_a_quarter_of_the_counted_rows_is_capped():
+  """Those of each of two prompts, in turns: at 0 to gamma - 1."""
+  drafts_B = counted._caps(64, 4)
+  for mine_B in (drafts_B[::2], drafts_B[1::2]):
+    counts = np.bincount(mine_B, minlength=5)
+    assert counts.tolist() == [2, 2, 2, 2, 24]
+  assert not counted._caps(8, 0).any()
+
+
+@pytest.mark.more
+def test_a_bias_of_capped_windows_alone_is_counted(monkeypatch):
+  """Of a rule that keeps all of them, and draws: nothing enumerates it."""
+
+  def verify(noise, draft, p_BNV):
+    noise.next(draft.count_B, p_BNV[:, 0])
+    verdict, count_B = reject.verify(noise, draft, p_BNV), draft.count_B
+    capped_B = count_B < draft.tokens_BK.shape[1]
+    all_BV = chain.row(p_BNV, count_B)
+    return types.Verdict(
+      jnp.where(capped_B, count_B, verdict.accepted_B),
+      jnp.where(capped_B[:, None], all_BV, verdict.weights_BV),
+    )
+
+  rule = types.Rule('drawn', verify)
+  subject = base.Subject([rule], {'lm': load.RECIPES['lm']})
+  monkeypatch.setattr(
+    counted, '_cells', lambda *_, **__: [(rule, 'lm', 2, 3, None)]
+  )
+  with pytest.raises(base.Broken, match='do not follow the target'):
+    counted.tables(subject, 2**15)
+  monkeypatch.setattr(counted, '_caps', lambda rows, gamma: gamma)
+  assert counted.tables(subject, 2**15)
