@@ -167,7 +167,7 @@ PROMISES = (
   base.Promise(
     'pool',
     'tokens do not depend on when a request is given which row of a pool',
-    invariance.pooled, invariance.QUICK_POOL, 500, 3),
+    invariance.pooled, invariance.QUICK_POOL, 500, 5),
   base.Promise(
     'accounting',
     'emitted is counted: histograms, origins, ends',
