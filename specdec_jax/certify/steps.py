@@ -347,15 +347,10 @@ def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
   for seed in seeds:
     rng = np.random.default_rng([seed, gamma])
     prompts = [rng.integers(0, world.vocab, n).tolist() for n in LENGTHS]
+    more = {name: [row[name] for row in SETTINGS] for name in SETTINGS[0]}
+    more |= dict(length=max(LENGTHS) + NEW + gamma + 2, sources=16)
     request = base.make_request(
-      world,
-      prompts,
-      NEW,
-      length=max(LENGTHS) + NEW + gamma + 2,
-      sources=16,
-      gamma=gamma,
-      seed=seed,
-      **{name: [row[name] for row in SETTINGS] for name in SETTINGS[0]},
+      world, prompts, NEW, gamma=gamma, seed=seed, **more
     )
     tables = [
       base.target_table(world, prompt, **row)
