@@ -52,6 +52,10 @@ class Task(NamedTuple):
   place: Callable[[dict[str, Any]], dict[str, Any]] = lambda batch: batch
 
 
+# Of a step's figures, those that must be finite.
+_NORMS = ('loss', 'gradient_norm', 'parameter_norm')
+
+
 class Ended(NamedTuple):
   """The best step; the last one, and None, if a signal stopped the run."""
 
@@ -94,9 +98,8 @@ def run(
       logs_lib.write_json(workdir / CONFIG, config)
     if first == settings.steps:
       return _best(saved, task, state)
-    logs = stack.enter_context(
-      contextlib.closing(logs_lib.Logs(workdir, first))
-    )
+    logs = logs_lib.Logs(workdir, first)
+    stack.enter_context(contextlib.closing(logs))
     stops = stack.enter_context(program.interrupts())
     bar = printing.progress('training', settings.steps, first)
     advanced = stack.enter_context(bar)
@@ -115,8 +118,7 @@ def run(
         clocks['utilisation'] = task.flops / seconds / peak
       # Of all cores together, which other work on the machine changes least.
       clocks['core_seconds'] = time.process_time() - worked
-      norms = ('loss', 'gradient_norm', 'parameter_norm')
-      _check_finite({name: figures[name] for name in norms}, step)
+      _check_finite({name: figures[name] for name in _NORMS}, step)
       advanced(step + 1, _words(figures, clocks))
       stop = recorder.record(step + 1, state, figures, clocks)
       if stop and step + 1 < settings.steps:
