@@ -26,9 +26,9 @@ SAMPLES = 1 << 12
 
 # Our words for what other libraries ask for.
 _WORDS = {
-  'max_new_tokens': 'max_tokens max_completion_tokens max_length n_predict',
+  'max_new_tokens': 'max_tokens max_completion_tokens n_predict',
   'temperature': 'do_sample',
-  'n': 'num_return_sequences num_samples best_of',
+  'n': 'num_return_sequences num_samples',
   'stop_ids': 'eos_token_id stop_token_ids',
   'draft': 'assistant_model draft_model speculative_model',
   'gamma': 'num_assistant_tokens num_speculative_tokens',

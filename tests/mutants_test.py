@@ -94,10 +94,10 @@ def test_a_bug_without_tests_is_tried_with_those_of_its_file():
   assert mirror == 'tests/pool_test.py'
   assert 'tests/bench/steady_test.py' in others and len(others) == 4
   assert of('specdec_jax/serve/page.html') == ('tests/page_test.py',)
-  # What promises_test imports imports it.
+  # What certificate_test imports imports it.
   mirror, *others = of('specdec_jax/certify/steps.py')
   assert mirror == 'tests/certify/steps_test.py'
-  assert 'tests/certify/promises_test.py' in others
+  assert 'tests/certify/certificate_test.py' in others
 
 
 def test_unknown_names_are_refused():

@@ -22,6 +22,7 @@ from absl import flags
 from experiments import page
 from specdec_jax import machine, printing, program
 from specdec_jax.bench import intervals
+from specdec_jax.bench import verdict as verdict_lib
 from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
@@ -64,7 +65,8 @@ def speeds(doc: dict[str, Any]) -> Figure:
   """Every drafter of a benchmark at its best gamma, the best first."""
   plain, *rows = doc['rows']
   best: dict[str, dict[str, Any]] = {}
-  for row in sorted(rows, key=lambda x: -(x['improvement']['value'] or 0)):
+  rank = lambda x: verdict_lib.rank(intervals.Interval(**x['improvement']))
+  for row in sorted(rows, key=rank, reverse=True):
     best.setdefault(row['drafter'], row)
   told = [_gain(x) for x in best.values()]
   # 'eagle g=4': why, of what could not win by its prediction; not in old ones.

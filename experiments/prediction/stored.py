@@ -104,7 +104,8 @@ def add_own(paths: Sequence[str]) -> pathlib.Path:
       raise ValueError(
         f'{name}: no result of scripts/bench.py; give DIR/results/bench.json'
       )
-    if (new := page.plain(row(doc, name))) not in kept:
+    new = page.plain(row(doc, name))
+    if all(x['over_explained'] != new['over_explained'] for x in kept):
       kept.append(new)
   path.parent.mkdir(parents=True, exist_ok=True)
   files.write(path, printing.compact({'runs': kept}))
@@ -170,6 +171,9 @@ def widened(x: Cell, found: Sequence[Run]) -> cells_lib.Cell:
   value, high = x.cell.predicted, x.cell.high
   if high is None or x.run.prompts < records.FEWEST:
     return x.cell._replace(low=None, high=None)
+  explained = (y.get('explained') or {} for y in x.run.doc.get('rows', ()))
+  if any(y.get('low') is not None for y in explained):  # of today's method
+    return x.cell
   between, count = error(x.run.doc, found)
   known = np.array([x.run.prompts - 1, count])
   # The printed one is Student's t times the error of prompts and repeats.

@@ -115,7 +115,7 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
     minutes = (clock.seconds + over / (1 - _PARTS)) / 60
     raise ValueError(
       f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
-      f'{minutes:.1f} or more with loading and compiling; give more, or fewer '
+      f'some {minutes:.1f} with loading and compiling; give more, or fewer '
       'decode.methods and decode.gammas'
     )
 
@@ -189,7 +189,7 @@ def expected(
   # All hold at once; methods are taken as independent.
   units = intervals.units(kinds).shape[1]
   t = stats.t.ppf(1 - 0.025 / len(gains), units - 1)
-  return plan, float(t * max(spreads) / batches**0.5)
+  return plan, float(t * max(spreads) / units**0.5)
 
 
 def left_out(

@@ -54,8 +54,9 @@ class Interval(NamedTuple):
 def units(kinds: Iterable[str]) -> np.ndarray:
   """[G, U]: 1 where a batch is of a unit: of its category where there are
   FEWEST, else one of its own; '' is none."""
-  names = [x or i for i, x in enumerate(kinds)]
-  names = names if len(set(names)) >= FEWEST else range(len(names))
+  kinds = [*kinds]
+  many = len({*kinds} - {''}) >= FEWEST
+  names = [x if x and many else i for i, x in enumerate(kinds)]
   return np.array([[x == y for y in dict.fromkeys(names)] for x in names], int)
 
 

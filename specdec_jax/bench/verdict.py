@@ -45,7 +45,7 @@ def sentences(doc: records.Document) -> list[str]:
   for drafter, rows in tried.items():
     best = rows[0]
     mine = [c for c in doc.categories if c.name == best.name]
-    mine.sort(key=_rank, reverse=True)
+    mine.sort(key=lambda row: rank(row.improvement), reverse=True)
     out += _about(best, doc) + _by_category(best, mine)
     change = _change(best, mine, {x.gamma for x in rows})
     changes.append(f'  {drafter}: {change}')
@@ -99,15 +99,14 @@ def by_drafter(rows: Sequence[Row]) -> dict[str, list[Row]]:
   The best by these very numbers: its interval has paid for being chosen.
   """
   out: dict[str, list[Row]] = {}
-  for row in sorted(rows, key=_rank, reverse=True):
+  for row in sorted(rows, key=lambda x: rank(x.improvement), reverse=True):
     if row.gamma:
       out.setdefault(row.drafter, []).append(row)
   return out
 
 
-def _rank(row: Row) -> tuple[int, float]:
-  """Orders rows from lost to won."""
-  x = row.improvement
+def rank(x: intervals.Interval) -> tuple[int, float]:
+  """Orders improvements from lost to won."""
   return -_ORDER.index(x.outcome), x.value or 0.0
 
 
@@ -200,7 +199,8 @@ def _about(best: Row, doc: records.Document) -> list[str]:
     f'{_times(x)} plain decoding ({best.tok_s:.3g} against {plain:.3g} tok/s), '
     f'whole requests {_times(best.whole)}.'
   ]
-  if x.outcome == 'unclear':
+  over_kinds = s.categories >= intervals.FEWEST and s.batch_size == 1
+  if x.outcome == 'unclear' and not over_kinds:
     out.append(f'  {_more(x, s.judged_prompts, doc.measured)}')
   if x.outcome == 'too few':
     out.append(

@@ -180,7 +180,8 @@ def report(run: Run, done: Mapping[str, completion.Completion]) -> None:
   counts |= dict(tokens=tokens, target_calls=calls)
   rate = dict(block_efficiency=metrics.ratio(tokens, calls))
   summary = counts | rate | dict(lossless=rule.lossless)
-  printing.result(summary)
+  made = f'{tokens} tokens in {calls} passes of the target'
+  printing.result(summary, f'{made}; {bad} answers are not finite')
 
 
 # --- one conversation --------------------------------------------------------

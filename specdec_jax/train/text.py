@@ -82,7 +82,8 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
     texts, said = [], {}
     for where, row in rows:
       texts.append(_texts(row, fields, where))
-      if own := row.get('specdec_jax'):
+      own = row.get('specdec_jax')
+      if isinstance(own, dict) and {'tokenizer', *fields} <= {*own}:
         pairs = zip(fields, texts[-1], strict=True)
         said |= {x: (own['tokenizer'], own[name]) for name, x in pairs}
     columns = zip(*texts, strict=True) if texts else ((),)
@@ -108,12 +109,12 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
 
 def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
   """The different conversations in `field` or 'messages' of rows, each up to
-  its last question; none where the first row has no messages."""
+  its last question; rows without messages are passed over."""
   found = {}
   for _, row in _rows(source) or ():
     said: Any = row.get(field, row.get('messages'))
     if not requests.is_chat(said):
-      break
+      continue
     role = lambda x: isinstance(x, dict) and x.get('role')
     asked = [i for i, x in enumerate(said, 1) if role(x) == 'user']
     some = said[: max(asked, default=0)]

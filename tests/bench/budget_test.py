@@ -66,7 +66,7 @@ def test_little_time_has_short_answers_before_it_has_few_prompts():
 def test_too_little_time_is_refused_with_how_much_there_must_be():
   with pytest.raises(ValueError, match='minutes=1: one short answer') as e:
     budget.check(plan(), SPEED, budget.clock(1))
-  needs = float(re.findall('takes ([0-9.]+) or', str(e.value))[0])
+  needs = float(re.findall('takes some ([0-9.]+)', str(e.value))[0])
   budget.check(plan(), SPEED, budget.clock(needs + 0.1))
   with pytest.raises(ValueError, match='minutes'):
     budget.check(plan(), SPEED, budget.clock(0.8 * needs))
@@ -103,7 +103,7 @@ def test_the_width_to_expect_is_of_batches_where_rows_share_them():
   # 2.447, and 3.521 at 0.05 / 4.
   assert of(batch_size=4) == pytest.approx(3.182 * 0.0816 / 2, rel=1e-3)
   for arms, t in ((1, 2.447), (4, 3.521)):
-    assert of(arms) == pytest.approx(t * 0.0816 / 14**0.5, rel=1e-3)
+    assert of(arms) == pytest.approx(t * 0.0816 / 7**0.5, rel=1e-3)
   assert of(prompts=5) is of(batch_size=16) is of(each=some[:1]) is None
 
 

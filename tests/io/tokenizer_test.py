@@ -349,6 +349,7 @@ def written(template, *pairs):
     (of('system', 'user', other="{{ raise_exception('a') }}"), 'system'),
     (of('system', 'user', 'developer'), 'developer'),
     (of('developer', 'user'), 'developer'),
+    (of(other=TURN), 'system'),  # writes whatever role
   ],
 )
 def test_a_developer_is_the_system_where_no_template_knows_one(
@@ -380,6 +381,17 @@ def test_a_message_of_which_nothing_is_written_is_refused(
   said = f"x: its chat template writes nothing of a message of role '{lost}'"
   with pytest.raises(ValueError, match=said):
     written(template, *[(x, 'same') for x in roles])
+
+
+def test_a_message_without_a_text_leaves_no_trace_of_one():
+  """As Llama 3.1, which writes a call of a tool in place of the content."""
+  template = '{% for m in messages %}{% if m.calls %}{{ m.calls }}{% else %}'
+  t = dataclasses.replace(
+    tokenizer.from_bytes(512, 'x'),
+    chat_template=template + TURN + '{% endif %}{% endfor %}',
+  )
+  call = {'role': 'assistant', 'content': None, 'calls': 'f()'}
+  assert t.chat([{'role': 'user', 'content': 'hi'}, call]) == '<user>hif()'
 
 
 def test_what_a_template_changes_of_a_message_is_a_trace():

@@ -134,7 +134,7 @@ def _own(values: Mapping[str, Any], name: str) -> dict[str, Any]:
   match = lambda pattern: any(re.match(pattern, x) for x in called)
   rounds = at('extra_config').items()  # of auto-round
   found = [x for k, x in (*values.items(), *rounds) if k in called]
-  found += [x for k, x in rounds if re.search(k, name)]
+  found += [x for k, x in rounds if re.search(rf'({k})(\.|$)', name)]
   found += [x for k, x in at('dynamic').items() if match(k.removeprefix('+:'))]
   # An entry of MLX is all that counts, and without its groups has those of 64.
   usual = dict(group_size=64) if values['quant_method'] == 'mlx' else {}

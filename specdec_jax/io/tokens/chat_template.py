@@ -49,21 +49,15 @@ def render(source: str, template: str, messages, specials) -> str:
 
   source: whose template it is, for errors.
   messages: of `texts`, with what else the template reads; a developer's are the
-    system's where it knows none.
+    system's where it names none.
   specials: variables such as bos_token.
+
+  Raises:
+    ValueError: it cannot be rendered, or leaves no trace of a text.
   """
-  role = lambda x: {'role': 'system'} if x['role'] == 'developer' else {}
-  same = [x | role(x) for x in messages]
-  try:
-    return _written(source, template, messages, specials)
-  except ValueError:
-    if same == messages:
-      raise
-    return _written(source, template, same, specials)
-
-
-def _written(source: str, template: str, messages, specials) -> str:
-  """What the template writes; raises ValueError for a message without trace."""
+  if 'developer' not in template:
+    role = lambda x: {'role': 'system'} if x['role'] == 'developer' else {}
+    messages = [x | role(x) for x in messages]
   given = dict(add_generation_prompt=True, tools=None, documents=None)
   mark = '\ue000{}\ue001'.format  # characters of no text
   put = lambda i, x: x | {'content': x['content'] + mark(i)}
@@ -74,7 +68,8 @@ def _written(source: str, template: str, messages, specials) -> str:
     traced = write(specials, **given, messages=marked)
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e
-  if lost := [x for i, x in enumerate(messages) if mark(i) not in traced]:
+  texts_of = [(i, x) for i, x in enumerate(messages) if x['content']]
+  if lost := [x for i, x in texts_of if mark(i) not in traced]:
     raise ValueError(
       f'{source}: its chat template writes nothing of a message of role '
       f'{fields.short(lost[0]["role"])}: give it another role, or leave it out'
