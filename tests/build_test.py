@@ -47,7 +47,7 @@ TAPPED = lookup.make(gamma=2)._replace(taps=(0, 99))
       "draft='hydra': allowed are lm, lookup, ng",
     ),
     ('dflash', 2, 'dflash.source is empty: give a folder or hf:org/name'),
-    (['lookup'], 2, "draft=['lookup']: allowed are"),
+    (['lookup'], 2, "draft=['lookup']: did you mean lookup? allowed"),
     (lookup.make, 2, 'None; it takes (*, gamma: int'),
     (pathlib.Path('x'), 2, "Path('x'): allowed are lm, lo"),
     ('hf:org/name', 2, 'a source is given to Settings of drafters, as in'),
