@@ -56,8 +56,7 @@ def sentences(doc: records.Document) -> list[str]:
     f'most, {s.repeats} times each.'
   )
   if s.categories > 1:
-    few = s.categories < intervals.FEWEST or s.batch_size > 1
-    over = 'for other prompts of these' if few else 'over the'
+    over = 'over the' if _over_kinds(s) else 'for other prompts of these'
     out.append(f'Intervals are {over} {s.categories} categories.')
   if doc.left_out:
     why = '; '.join(f'{name} ({x})' for name, x in doc.left_out.items())
@@ -199,8 +198,7 @@ def _about(best: Row, doc: records.Document) -> list[str]:
     f'{_times(x)} plain decoding ({best.tok_s:.3g} against {plain:.3g} tok/s), '
     f'whole requests {_times(best.whole)}.'
   ]
-  over_kinds = s.categories >= intervals.FEWEST and s.batch_size == 1
-  if x.outcome == 'unclear' and not over_kinds:
+  if x.outcome == 'unclear' and not _over_kinds(s):
     out.append(f'  {_more(x, s.judged_prompts, doc.measured)}')
   if x.outcome == 'too few':
     out.append(
@@ -212,6 +210,11 @@ def _about(best: Row, doc: records.Document) -> list[str]:
   if off := contradiction(x.value, best.explained.improvement):
     out.append(f'  Its parts contradict this result: {off}. Run it again.')
   return out + _of_prediction(best)
+
+
+def _over_kinds(s: records.Setting) -> bool:
+  """Whether categories are the sample, which more prompts of them are not."""
+  return s.categories >= intervals.FEWEST and s.batch_size == 1
 
 
 def contradiction(x: float, explained: float, what: str = 'measured') -> str:

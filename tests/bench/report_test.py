@@ -344,6 +344,10 @@ def test_what_intervals_are_of_is_said(categories, rows, said):
   of = {'categories': categories, 'batch_size': rows}
   text = verdict.sentences(document([row('lm', WON)], setting=of))
   assert [x for x in text if x.startswith('Intervals')] == [said] * bool(said)
+  # More prompts of the same categories would not tell.
+  doc = document([row('lm', gain(1.1, 0.9, 1.3))], setting=of)
+  more = [x for x in verdict.sentences(doc) if 'if the value stays' in x]
+  assert len(more) == (said != 'Intervals are over the 6 categories.')
 
 
 def test_a_lossy_rule_has_its_distance_beside_every_number(capsys):

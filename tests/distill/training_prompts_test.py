@@ -73,6 +73,7 @@ def test_chats_are_prompts_up_to_their_last_question(tmp_path, field):
   rows += [[*asked[1], answer], [answer], *asked[3:]]
   path = tmp_path / 'a.jsonl'
   key = 'messages' if field == 'text' else field
+  rows.insert(1, [])  # is passed over
   path.write_text('\n'.join(json.dumps({key: x, 'id': 3}) for x in rows))
   s = data(source=str(path), field=field, chat=True, prompts=2, held_out=1)
   found = made(s, target)

@@ -35,6 +35,10 @@ def test_a_row_has_each_drafter_once_the_best_first_with_its_prediction():
     '267',
     '1.30x (1.10 to 1.50)',
   )
+  # Its best is the verdict's: one that is faster before one that may be.
+  sure, more = row('lm', 1.25, 1.1, 1.4, 1.2), row('lm', 1.3, 0.95, 1.65, 1.3)
+  found = table.speeds({'rows': [PLAIN, more, sure]}).result
+  assert found == 'lm 1.25x (1.10 to 1.40)'
   unforeseen = table.speeds({'rows': [PLAIN, rows[-1]]})
   assert unforeseen == ('lm ~0.80x', '267', '-')
   one = row('lm', 2.0, 1.9, 2.1, 2.0, (1.9, None, None))

@@ -68,8 +68,8 @@ def render(source: str, template: str, messages, specials) -> str:
     traced = write(specials, **given, messages=marked)
   except (jinja2.TemplateError, *_ERRORS) as e:
     raise ValueError(f'{source}: chat template: {e}') from e
-  texts_of = [(i, x) for i, x in enumerate(messages) if x['content']]
-  if lost := [x for i, x in texts_of if mark(i) not in traced]:
+  gone = lambda i, x: x['content'] and mark(i) not in traced
+  if lost := [x for i, x in enumerate(messages) if gone(i, x)]:
     raise ValueError(
       f'{source}: its chat template writes nothing of a message of role '
       f'{fields.short(lost[0]["role"])}: give it another role, or leave it out'
