@@ -1,6 +1,6 @@
 """Replies with the origin of each token: in a terminal, and in a page.
 
-page.html draws the answers that `page` puts into it.
+serve/page.html draws the answers that `page` puts into it.
 """
 
 import itertools
@@ -27,7 +27,7 @@ KINDS = {
   'bonus': ('italic cyan', '{}', 'bonus: one more, all drafts were right'),
   'plain': ('', '', 'plain: nothing was drafted, one pass for one token'),
 }
-PAGE = pathlib.Path(__file__).with_name('page.html')
+PAGE = pathlib.Path(__file__).parent / 'serve' / 'page.html'
 _WINDOW = 'tokens', 'origins', 'texts', 'entropies', 'refused', 'q'
 _COUNTS = 'emitted_tokens', 'target_calls', 'drafted_tokens', 'accepted_tokens'
 
@@ -111,7 +111,7 @@ def html(
 
 
 def page(completions: Mapping[str, Any], command: str = '') -> str:
-  """The page of html: page.html with the answers in it, for its script."""
+  """Returns serve/page.html with the answers in it, for its script."""
   setting = next(iter(completions.values())).record.setting
   made_by = machine.made_by(*machine.commit())
   record = {
