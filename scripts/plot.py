@@ -1,15 +1,12 @@
 """Plots loss, alpha and block efficiency over the steps of training runs.
 
-python scripts/plot.py WORKDIR [WORKDIR...] [--out=curves.png] [--tensorboard]
+python scripts/plot.py WORKDIR [WORKDIR...] [--out=curves.png]
 
-Each run has a colour. Without --out: curves.png in the first workdir. With
---tensorboard it writes the figures of each run for TensorBoard instead, in its
-folder tb. Prints the paths. Needs matplotlib and tensorboardX, the extra
-`plots`.
+Each run has a colour. Without --out: curves.png in the first workdir. Prints
+the path. Needs matplotlib, the extra `plots`.
 """
 
 import pathlib
-import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -21,9 +18,6 @@ from specdec_jax import program
 from specdec_jax.io import files
 
 _OUT = flags.DEFINE_string('out', '', 'file to write')
-_TENSORBOARD = flags.DEFINE_bool(
-  'tensorboard', False, 'for TensorBoard instead: tb/ of each run'
-)
 LOSSES = {'held_out_loss': 'of held-out text', 'loss': 'of each batch'}
 # Panel title: the names in metrics.jsonl that it shows.
 PANELS = {
@@ -115,32 +109,12 @@ def _add(axes, name: str, steps, values, colour: str) -> None:
     axes.plot(steps, column, **look)
 
 
-def tensorboard(workdir: str, curves: dict[str, Curve]) -> pathlib.Path:
-  """Writes the curves for TensorBoard, in place of what was there before."""
-  import tensorboardX
-
-  folder = pathlib.Path(workdir, 'tb')
-  shutil.rmtree(folder, ignore_errors=True)
-  with tensorboardX.SummaryWriter(str(folder)) as board:
-    for name, (steps, values) in curves.items():
-      for i, column in enumerate(values.T):
-        tag = name if values.shape[1] == 1 else f'{name}/{i}'
-        for step, value in zip(steps, column, strict=True):
-          if np.isfinite(value):
-            board.add_scalar(tag, value, step)
-  return folder
-
-
 def run(workdirs: list[str]) -> bool:
   if not 1 <= len(workdirs) <= len(COLOURS):
     raise ValueError(f'{len(workdirs)} workdirs: name 1 to {len(COLOURS)}')
   runs = {name: read(name) for name in dict.fromkeys(workdirs)}
   path = _OUT.value or pathlib.Path(workdirs[0], 'curves.png')
   try:
-    if _TENSORBOARD.value:
-      for name, curves in runs.items():
-        print(tensorboard(name, curves))
-      return True
     draw(runs).savefig(path)
   except ImportError as error:
     raise ValueError(f'{error.name}: install the extra `plots`') from error

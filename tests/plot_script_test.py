@@ -5,7 +5,6 @@ import json
 import matplotlib.image
 import numpy as np
 import pytest
-from tensorboardX.proto import event_pb2
 
 from scripts import plot
 from tests import programs
@@ -92,31 +91,6 @@ def test_a_figure_has_ink_in_every_panel(tmp_path):
   pixels = matplotlib.image.imread(a / 'curves.png')[..., :3].mean(-1)
   for panel in np.array_split(pixels, 4):
     assert (panel < 0.5).sum() > 500
-
-
-def test_tensorboard_gets_each_number_once(tmp_path):
-  for shift in (0.0, 1.0):  # the second time in place of the first
-    folder = distilled(tmp_path / 'a', shift)
-    found = plot.tensorboard(folder, plot.read(folder))
-  (path,) = found.iterdir()
-  said = {
-    (x.step, v.tag): v.simple_value
-    for x in events(path)
-    for v in x.summary.value
-  }
-  tags = 'learning_rate', 'alpha', 'alpha_at/0', 'block_efficiency', 'loss'
-  assert {tag for _, tag in said} == {*tags}  # none of what was not tried
-  assert said[3, 'loss'] == 4.5 and len(said) == 8 * 2 + 4 * 3
-  assert said[6, 'alpha_at/0'] == pytest.approx(0.6)
-
-
-def events(path):
-  """TFRecord: length, its checksum, the event, its checksum."""
-  data, at = path.read_bytes(), 0
-  while at < len(data):
-    size = int.from_bytes(data[at : at + 8], 'little')
-    yield event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
-    at += 16 + size
 
 
 @pytest.mark.more

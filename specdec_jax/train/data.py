@@ -1,17 +1,18 @@
 """Shuffled batches of rows of aligned arrays, which can be resumed exactly."""
 
+import collections
+import concurrent.futures
 import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import grain
 import numpy as np
 
 from specdec_jax import hosts, sharding
 
-_ENDLESS = 1 << 62
+_AHEAD = 2  # batches that are read before they are asked for
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):
@@ -19,7 +20,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
 
   Each epoch has every row once, in a new order; rows that do not fill the last
   batch are left out. Arrays may be np.memmap: only the rows of a batch are
-  read, in a thread, two batches ahead.
+  read, by a thread that stays _AHEAD batches ahead.
 
   share: of the columns that the mean row needs, as batches are cut.
   """
@@ -67,18 +68,20 @@ class Batches(Iterator[dict[str, np.ndarray]]):
         found[name] = found[name][:, : -(-width // 4)]
       return found
 
-    # state() counts batches that were returned, not those read ahead.
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-    endless = grain.MapDataset.range(_ENDLESS).map(take)
-    self._iterator = iter(endless.to_iter_dataset(options))
+    self._take, self._taken = take, 0
+    self._thread = concurrent.futures.ThreadPoolExecutor(1, 'batches')
+    self._ahead: collections.deque = collections.deque()
 
   def __next__(self) -> dict[str, np.ndarray]:
-    return next(self._iterator)
+    while len(self._ahead) <= _AHEAD:
+      number = self._taken + len(self._ahead)
+      self._ahead.append(self._thread.submit(self._take, number))
+    self._taken += 1
+    return self._ahead.popleft().result()
 
   def state(self) -> dict[str, Any]:
-    """The position, as JSON: after restore(state) the same batches follow."""
-    taken = grain.experimental.get_next_index(self._iterator)
-    return {**self._about, 'taken': taken}
+    """Returns the number of batches taken, and of which rows, as JSON."""
+    return {**self._about, 'taken': self._taken}
 
   def restore(self, state: Mapping[str, Any]) -> None:
     """Continues where state() was taken; refuses that of other batches."""
@@ -88,7 +91,8 @@ class Batches(Iterator[dict[str, np.ndarray]]):
           f'state of {name} {state.get(name)}, but these batches have {name} '
           f'{mine}: resume with the same data, batch and seed, or start anew'
         )
-    grain.experimental.set_next_index(self._iterator, state['taken'])
+    self._taken = state['taken']
+    self._ahead.clear()
 
 
 def _quarters(
@@ -115,10 +119,9 @@ def _order(
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
   """A random permutation of range(rows), the same on every machine.
 
-  Not grain's shuffle: with 4**k + 1 rows, k >= 8, version 0.2.18 gives one row
-  twice and the last never; its epoch e of seed s is epoch e - 1 of seed s + 1;
-  and a small set costs 65,536 / rows steps for each row. Nor numpy's
-  Generator.permutation, which may change between versions; Philox may not.
+  Not numpy's Generator.permutation, which may change between versions; Philox
+  may not. The epoch is part of its key: epoch 1 of seed 0 is not epoch 0 of
+  seed 1.
   """
   key = np.random.SeedSequence(seed, spawn_key=(epoch,))
   return np.argsort(np.random.Philox(key).random_raw(rows), kind='stable')
