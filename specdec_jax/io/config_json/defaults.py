@@ -1,90 +1,29 @@
-"""What a config.json means where it says nothing, and what may not be in it.
+"""What a config.json means where it says nothing, and what may not be in it."""
 
-DEFAULTS are those of the config classes of transformers 5.24; a test compares
-them all. None stands for what is derived from other settings.
-"""
-
+import json
+import pathlib
 from typing import Any
 
-_SIZES = (
-  'vocab_size', 'hidden_size', 'intermediate_size', 'num_hidden_layers',
-  'num_attention_heads', 'num_key_value_heads', 'head_dim',
-  'max_position_embeddings',
-)  # fmt: skip
-_COMMON: dict[str, Any] = dict(
-  hidden_act='silu', rms_norm_eps=1e-6, rope_theta=10000.0,
-  tie_word_embeddings=False, attention_bias=False,
-)  # fmt: skip
-_QWEN: dict[str, Any] = dict(
-  use_sliding_window=False, sliding_window=4096, max_window_layers=28
+# The fields of the config classes of transformers 5.24, as tests/io/golden/make
+# writes them. null stands for what is derived from other settings.
+_FIELDS = json.loads(
+  pathlib.Path(__file__).with_name('defaults.json').read_text('utf-8')
 )
-_GEMMA: dict[str, Any] = dict(
-  tie_word_embeddings=True, use_bidirectional_attention=False
-)
-_GEMMA2: dict[str, Any] = _GEMMA | dict(
-  hidden_activation='gelu_pytorch_tanh',
-  query_pre_attn_scalar=256,
-  sliding_window=4096,
-)
+# What transformers has in the code of a class instead.
+_MORE: dict[str, dict[str, Any]] = {
+  'qwen2': dict(attention_bias=True),
+  'gemma3_text': dict(
+    rope_theta=1000000.0, rope_local_base_freq=10000.0, sliding_window_pattern=6
+  ),
+  'smollm3': dict(rope_theta=2000000.0),
+  # Positions: the length of its training; no field of transformers'.
+  't5': dict(is_encoder_decoder=True, n_positions=512),
+}
 
 
-def _row(*sizes: int | None, **more: Any) -> dict[str, Any]:
-  """A family's defaults: its _SIZES, and what is not as in _COMMON."""
-  return dict(zip(_SIZES, sizes, strict=True)) | _COMMON | more
-
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-  'llama': _row(32000, 4096, 11008, 32, 32, None, None, 2048, mlp_bias=False),
-  'mistral': _row(
-    32000, 4096, 14336, 32, 32, 8, None, 131072, sliding_window=4096
-  ),
-  'qwen2': _row(
-    151936, 4096, 22016, 32, 32, 32, None, 32768, **_QWEN, attention_bias=True
-  ),
-  'qwen3': _row(151936, 4096, 22016, 32, 32, 32, 128, 32768, **_QWEN),
-  'gemma': _row(
-    256000, 3072, 24576, 28, 16, 16, 256, 8192, **_GEMMA,
-    hidden_act='gelu_pytorch_tanh',
-  ),
-  'gemma2': _row(
-    256000, 2304, 9216, 26, 8, 4, 256, 8192, **_GEMMA2,
-    attn_logit_softcapping=50.0, final_logit_softcapping=30.0,
-  ),
-  'gemma3_text': _row(
-    262208, 2304, 9216, 26, 8, 4, 256, 131072, **_GEMMA2,
-    rope_theta=1000000.0, rope_local_base_freq=10000.0,
-    sliding_window_pattern=6,
-  ),
-  'phi3': _row(
-    32064, 3072, 8192, 32, 32, None, None, 4096,
-    original_max_position_embeddings=4096, rms_norm_eps=1e-5,
-  ),
-  'olmo2': _row(
-    50304, 4096, 11008, 32, 32, None, None, 2048, rms_norm_eps=1e-5
-  ),
-  'smollm3': _row(
-    128256, 2048, 11008, 36, 16, 4, None, 32768, mlp_bias=False,
-    tie_word_embeddings=True, rope_theta=2000000.0, no_rope_layer_interval=4,
-    use_sliding_window=False,
-  ),
-  'granite': _row(
-    32000, 4096, 11008, 32, 32, None, None, 2048, mlp_bias=False,
-    embedding_multiplier=1.0, logits_scaling=1.0, residual_multiplier=1.0,
-    attention_multiplier=1.0,
-  ),
-  'gpt2': dict(
-    vocab_size=50257, n_positions=1024, n_embd=768, n_layer=12, n_head=12,
-    activation_function='gelu_new', layer_norm_epsilon=1e-5,
-    scale_attn_weights=True, tie_word_embeddings=True,
-  ),
-  't5': dict(
-    vocab_size=32128, d_model=512, d_kv=64, d_ff=2048, num_layers=6,
-    num_heads=8, relative_attention_num_buckets=32,
-    relative_attention_max_distance=128, layer_norm_epsilon=1e-6,
-    feed_forward_proj='relu', is_encoder_decoder=True, pad_token_id=0,
-    n_positions=512,  # no field of transformers': the length of training
-  ),
-}  # fmt: skip
+def of(kind: str) -> dict[str, Any]:
+  """Returns the values of absent keys, of a model_type."""
+  return dict(rope_theta=10000.0) | _FIELDS[kind] | _MORE.get(kind, {})
 
 
 def _all(keys: str, *values: Any) -> dict[str, tuple]:

@@ -38,7 +38,7 @@ def from_json(
     Json(path, raw, {}).refuse(
       f'model_type {kind!r}', ', '.join(map(repr, sorted(FAMILIES)))
     )
-  s = Json(path, raw, defaults.DEFAULTS[kind])
+  s = Json(path, raw, defaults.of(kind))
   settings, naming = FAMILIES[kind]
   config = model_config.LMConfig(**settings(s))
   s.check_rest(defaults.NEUTRAL)

@@ -11,8 +11,8 @@ of 512 tokens and of one, with the logits of eight tokens.
 The folder variants has in settings.json, which is written by hand: a folder
 with the weights, and what its config.json says otherwise, with windows and
 first contexts that are shorter than the 24 tokens; and the logits that
-transformers gives them, all in float64. defaults.json has the defaults of the
-config classes and what follows from them.
+transformers gives them, all in float64. derived.json has what follows from the
+defaults of the config classes, which are written into the library.
 
 The folder spiece has a sentencepiece file as T5's, and ids.json: odd texts and
 the ids that sentencepiece gives them.
@@ -30,6 +30,7 @@ import torch
 import transformers
 
 HERE = pathlib.Path(__file__).parent
+DEFAULTS = HERE.parents[2] / 'specdec_jax/io/config_json/defaults.json'
 COMMON = dict(
   vocab_size=64,
   hidden_size=32,
@@ -302,18 +303,16 @@ def defaults():
   ]  # fmt: skip
   common = {x.name for x in dataclasses.fields(t.PreTrainedConfig)}
   common -= {'tie_word_embeddings', 'pad_token_id'}
-  lines = [f'"transformers": "{t.__version__}"']
+  fields, derived = ([f'"transformers": "{t.__version__}"'] for _ in range(2))
   for each in classes:
-    fields = [x for x in dataclasses.fields(each) if x.name not in common]
+    own = {x.name: x.default for x in dataclasses.fields(each)}
+    own = {name: x for name, x in own.items() if name not in common}
     made = each()
-    about = dict(
-      defaults={x.name: x.default for x in fields},
-      derived={x.name: getattr(made, x.name) for x in fields},
-    )
-    about['derived'] |= {k: getattr(made, k, None) for k in DERIVED}
-    lines.append(f'"{each.model_type}": {json.dumps(about)}')
-  text = '{' + ',\n'.join(lines) + '}\n'
-  (HERE / 'defaults.json').write_text(text)
+    follows = {name: getattr(made, name, None) for name in (*own, *DERIVED)}
+    fields.append(f'"{each.model_type}": {json.dumps(own)}')
+    derived.append(f'"{each.model_type}": {json.dumps(follows)}')
+  for path, lines in (DEFAULTS, fields), (HERE / 'derived.json', derived):
+    path.write_text('{' + ',\n'.join(lines) + '}\n')
 
 
 def main():
