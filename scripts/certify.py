@@ -2,6 +2,7 @@
 
 python scripts/certify.py                          # 15 minutes, fixed seeds
 python scripts/certify.py --tier=full              # hours, seeded by the date
+python scripts/certify.py --only=machine           # first on a new machine
 python scripts/certify.py --rule=file.py:verify    # your own rule
 python scripts/certify.py --drafter=file.py:make   # your own drafter
 python scripts/certify.py --model=file.py:make     # your own model

@@ -19,7 +19,7 @@ from tests.distill import runs
 
 SCRIPTS = sorted(x.stem for x in (programs.ROOT / 'scripts').glob('*.py'))
 # What begins its work without arguments; the others refuse in these words.
-WORKS = {'certify', 'demo', 'doctor', 'kill_matrix', 'mutants'}
+WORKS = {'certify', 'demo', 'kill_matrix', 'mutants'}
 WANTS = {
   'check_draft': 'want --target=SOURCE and --draft=SOURCE',
   'distill': "workdir='': name a folder for the run, --workdir=DIR",

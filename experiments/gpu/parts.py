@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import page, papers
+from experiments import papers
 from experiments.gpu import programs
-from specdec_jax import printing
 from specdec_jax.bench import intervals, timing
-from specdec_jax.certify import certificate, doctor
 from specdec_jax.costs import cost
 from specdec_jax.drafters import eagle, lm, lookup
 from specdec_jax.models import alone, attention, work
@@ -351,19 +349,11 @@ def t5(s: Sizes, doc: Row) -> list[Row]:
   ]
 
 
-def checks(s: Sizes, doc: Row) -> list[Row]:
-  """The doctor's checks on this backend."""
-  programs.free()
-  console = printing.console()
-  found = certificate.rows(doctor.CHECKS, doctor.subject(), False, console)
-  return [page.plain(x) for x in found]
-
-
 PARTS = {
   x.__name__: x
   for x in (
     bandwidth, plain, widths, drafts, improvement, loop, windows, prefill,
-    batch, quantised, t5, checks,
+    batch, quantised, t5,
   )
 }  # fmt: skip
 # What a part reads of others.

@@ -69,10 +69,6 @@ TABLES = {
     'task, draft, gamma, alpha:.2f, c:.3f, paper c=paper_c:.2f, v:.2f, '
     'predicted:.2fx, measured:.2fx, paper:.1fx',
   ),
-  'checks': (
-    "**The doctor's checks** on this backend.",
-    'check=name, holds=passed, reached, bound, size',
-  ),
 }
 
 

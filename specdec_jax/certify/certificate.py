@@ -16,6 +16,7 @@ from specdec_jax.certify import (
   base,
   counted,
   enumerated,
+  hardware,
   identity,
   invariance,
   steps,
@@ -62,8 +63,8 @@ def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
     drafters={name: subject.drafters[name] for name in names[:amount]},
     encoder=True,
   )
-  # Not the null check; the next knows no model; the last is this.
-  parts = PROMISES[2:-1]
+  # Not the machine, the null check, and what knows no model; the last is this.
+  parts = PROMISES[3:-1]
   # Reading sources is not what needs the amounts of the full tier.
   figures = _check_all(parts, subject, full=False)
   rules = ', '.join(rule.name for rule in subject.apart())
@@ -122,6 +123,10 @@ def _check_all(promises, subject: base.Subject, *, full: bool) -> list[str]:
 
 # name, text, check; amounts of the quick and the full tier; seconds.
 PROMISES = (
+  base.Promise(
+    'machine',
+    'this machine computes as it should: products, chances, a window, a text',
+    hardware.decodes_right, 40, 400, 2, about=()),
   base.Promise(
     'null-check',
     'plain decoding against plain decoding: the tests find nothing in it',

@@ -82,7 +82,7 @@ def test_a_rule_that_takes_trees_meets_them(path, model, trees, monkeypatch):
 def test_promises_by_name_and_about_what_was_brought():
   (one,) = certificate.choose(['pool'], ('rule',))
   assert one.name == 'pool'
-  with pytest.raises(ValueError, match="only='law': allowed are null-check"):
+  with pytest.raises(ValueError, match="only='law': allowed are machine"):
     certificate.choose(['pool', 'law'], ())
   chosen = lambda *supplied: {x.name for x in certificate.choose([], supplied)}
   assert chosen() == {x.name for x in certificate.PROMISES}

@@ -47,6 +47,7 @@ SLOW = [pytest.mark.slow]
 # An amount far below the program's quick tier, words of what was tried, and how
 # long it takes: joint_law_test has the smallest cases of the slow ones.
 HOLDS = {
+  'machine': (40, ['40 tokens of float32 reject lm'], SLOW),
   'null-check': (64, ['joint-distribution-tables p', 'invariance 0 of'], SLOW),
   'long-rows': (
     12,

@@ -7,12 +7,11 @@ import pytest
 
 from experiments.gpu import parts, programs, render
 from specdec_jax import decode
-from specdec_jax.certify import certificate
 from tests import programs as scripts
 
 # Of --all; the others, which read the bandwidth too, compile many programs.
 OFTEN = ['bandwidth', 'plain', 'widths', 'drafts', 'improvement']
-OTHERS = [x for x in parts.PARTS if x not in (*OFTEN[1:], 'checks')]
+OTHERS = [x for x in parts.PARTS if x not in OFTEN[1:]]
 
 
 @pytest.mark.timeout(900)
@@ -37,13 +36,6 @@ def test_every_part_runs_and_has_its_table(names, tmp_path):
     assert abs(row['accepted'] - row['alpha']) < 0.25
   for row in rows('widths'):
     assert row['v']['low'] <= row['v']['value'] <= row['v']['high']
-
-
-def test_checks_are_the_doctors(monkeypatch):
-  row = certificate.Row('fresh-draws', 'a text', True, 1.0)
-  monkeypatch.setattr(certificate, 'rows', lambda *_: [row])
-  (found,) = parts.checks(programs.TINY, {})
-  assert (found['name'], found['passed']) == ('fresh-draws', True)
 
 
 def test_a_script_is_right_as_often_as_it_says():
