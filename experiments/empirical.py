@@ -5,6 +5,7 @@ the code that measured it. A run goes on with the rows that are not stored.
 Tables that are measured together read one set of texts.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from experiments import loaded as loaded_lib
 from experiments import page, resampled
 from experiments import rows as rows_lib
 from specdec_jax import machine, printing, program
-from specdec_jax.bench import budget, identity, intervals, timing
+from specdec_jax.bench import intervals, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.io import files
 
@@ -221,18 +222,19 @@ def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
   return at(column) / at(0)
 
 
-def timed(arms: Sequence[plan_lib.Arm], groups, programs, repeats: int):
-  """(runs, outputs) of all groups, by arm, in the time they take.
+def measured(
+  arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, repeats: int, programs=None
+) -> timing.Measured:
+  """timing.measured, each prompt so often.
 
   Raises:
     ValueError: logits that are not finite.
   """
-  blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
-  runs = timing.measure(arms, groups, programs, blocks)
-  outputs = {name: r.outputs for name, r in runs.items()}
-  if failed := identity.failures(plan_lib.texts(groups, outputs)):
-    raise ValueError(f'{failed[0].method}: logits that are not finite')
-  return runs, outputs
+  bench = dataclasses.replace(plan.bench, repeats=repeats)
+  found = timing.measured(arms, plan._replace(bench=bench), programs)
+  if found.failed:
+    raise ValueError(f'{found.failed[0].method}: logits that are not finite')
+  return found
 
 
 def improvement(

@@ -228,14 +228,14 @@ def _answered(
       engine.programs.generate(engine.weights, plan_lib.capped(arm, x.full))
       for x in printing.track(groups, f'answers of {arm.name}')
     ]
-    yield arm.name, answers_of(loaded, groups, outputs)
+    yield arm.name, texts_of(loaded, plan_lib.answers(groups, outputs))
 
 
-def answers_of(loaded: Loaded, groups, outputs) -> dict[str, str]:
+def texts_of(loaded: Loaded, answers) -> dict[str, str]:
   """The answers as texts, by prompt, without the token that ends them."""
   tokenizer = loaded.experiment.target.tokenizer
   stop, out = set(tokenizer.eos_ids), {}
-  for x in plan_lib.answers(groups, outputs):
+  for x in answers:
     kept = [token for token in x.tokens if token not in stop]
     out.setdefault(x.item.id, tokenizer.decode(kept))
   return out

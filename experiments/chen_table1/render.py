@@ -13,9 +13,8 @@ from experiments import loaded as loaded_lib
 from experiments.chen_table1 import texts
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax import metrics
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import intervals, timing
+from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 
 # Of a text of the paper: its samplings, as (name, temperature, top_p).
@@ -49,15 +48,13 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     for name, engine in loaded.engines.items()
     for k in gammas
   ]
-  groups = plan_lib.groups(arms, plan, plan.test)
-  programs = timing.compile_arms(arms, groups[0].full)
-  runs, outputs = empirical.timed(arms, groups, programs, asked.repeats)
+  found = empirical.measured(arms, plan, asked.repeats)
+  runs, rows = found.runs, {x.name: x for x in found.rows}
   scores = {
-    name: _rouge(loaded, loaded_lib.answers_of(loaded, groups, x))
-    for name, x in outputs.items()
+    name: _rouge(loaded, loaded_lib.texts_of(loaded, x))
+    for name, x in found.answers.items()
   }
-  speeds = {name: timing.tok_s(r) for name, r in runs.items()}
-  ms = {name: x and 1000 / x for name, x in speeds.items()}
+  ms = {name: x.tok_s and 1000 / x.tok_s for name, x in rows.items()}
   return [
     {
       'draft': arm.drafter,
@@ -66,9 +63,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
       'ms': [ms[plain.name], ms[arm.name]],
       'speed': empirical.improvement(runs[arm.name], runs[plain.name]),
       'rouge': [scores[plain.name], scores[arm.name]],
-      'efficiency': metrics.summary(
-        metrics.join(outputs[arm.name])
-      ).block_efficiency,
+      'efficiency': rows[arm.name].counts.block_efficiency,
     }
     for arm in arms[1:]
   ]

@@ -10,8 +10,7 @@ from experiments import empirical, papers, resampled
 from experiments import loaded as loaded_lib
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax import metrics
-from specdec_jax.bench import identity, intervals, predict, timing
+from specdec_jax.bench import intervals, predict, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
@@ -46,50 +45,44 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   others = plan_lib.groups([plain, *first], plan, plan.calibration)
   programs = timing.compile_arms([plain, *first], others[0].full)
   decoded = (timing.turn([plain], programs, x)[plain.name] for x in others)
-  known = {plain.name: [x.output for x in decoded]}
+  known = [x.output for x in decoded]
   expected = predict.alphas([plain, *first], others, known)
   chosen, costs = [plain], {}
   for arms in every:
     # By the drafter's name two drafts of one kind would be one.
     found = calibration_lib.calibrate([plain, *arms], request, REPEATS)
-    x = expected[arms[0].drafter].alpha
+    x = expected[arms[-1].name].alpha
     by_gamma = {arm.gamma: _corrected(arm, found, x or 0.0) for arm in arms}
     best = max(by_gamma, key=by_gamma.__getitem__)
     arm = next(arm for arm in arms if arm.gamma == best)
     costs[arm.drafter] = found
     programs[arm.name] = programs[arms[-1].name]
     chosen.append(arm)
-  groups = plan_lib.groups(chosen, plan, plan.test)
-  runs, outputs = empirical.timed(chosen, groups, programs, asked.repeats)
-  alphas = predict.alphas(chosen, groups, outputs)
-  audits = identity.compare(chosen, plan, plan_lib.texts(groups, outputs))
-  quality = _quality(loaded, chosen, plan, groups, outputs)
-  cells = []
-  for arm in chosen[1:]:
-    name, mine = arm.drafter, runs[arm.name]
-    counts = metrics.summary(metrics.join(mine.outputs))
+  found = empirical.measured(chosen, plan, asked.repeats, programs)
+  quality = _quality(loaded, chosen, plan, found.answers)
+  runs, cells = found.runs, []
+  for arm, row in zip(chosen[1:], found.rows[1:], strict=True):
+    name, mine, alpha = arm.drafter, runs[arm.name], row.alpha
     cells.append(
       {
         'draft': name,
         'temperature': plan.sampling.temperature,
         'gamma': arm.gamma,
-        **predicted(arm, costs[name], alphas[name].alpha or 0.0),
-        'block_efficiency': counts.block_efficiency,
+        **predicted(arm, costs[name], alpha.alpha or 0.0),
+        'block_efficiency': row.counts.block_efficiency,
         'measured': empirical.improvement(mine, runs[plain.name]),
         'whole': empirical.improvement(mine, runs[plain.name], whole=True),
         **compared(quality, plain.name, arm.name, len(loaded.references)),
         'texts': len(plan.test),
-        'differ': len(audits[arm.name].findings),
-        'bugs': audits[arm.name].bugs,
-        'promised': audits[arm.name].promised,
+        'differ': len(row.audit.findings),
+        'bugs': row.audit.bugs,
+        'promised': row.audit.promised,
       }
     )
   return cells
 
 
-def _quality(
-  loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, groups, outputs
-):
+def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, answers):
   """By arm the metric, {} without references.
 
   Where sampled, that of all prompts, then of resampled ones.
@@ -100,8 +93,8 @@ def _quality(
     # The few texts that are timed would say nothing.
     return loaded_lib.qualities(loaded, arms, warm)
   return {
-    name: [loaded_lib.quality(loaded, loaded_lib.answers_of(loaded, groups, x))]
-    for name, x in outputs.items()
+    name: [loaded_lib.quality(loaded, loaded_lib.texts_of(loaded, x))]
+    for name, x in answers.items()
   }
 
 

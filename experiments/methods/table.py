@@ -13,10 +13,10 @@ from absl import flags
 
 from experiments import page
 from experiments.methods import render
-from specdec_jax import build, machine, metrics, printing, program
+from specdec_jax import build, machine, printing, program
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget, identity, predict, prompts, timing
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import prompts, timing
 
 HERE = pathlib.Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -97,30 +97,21 @@ def _cells(plain, arms, plan: plan_lib.Plan, level: float):
 
   level: how often all intervals of this temperature hold.
   """
-  every = [plain, *arms]
-  groups = plan_lib.groups(every, plan, plan.test)
-  # Greedy rows have programs of their own, which do not sample.
-  programs = timing.compile_arms(every, groups[0].full)
-  blocks = budget.blocks(len(groups), plan.bench.repeats, budget.UNLIMITED)
-  runs = timing.measure(every, groups, programs, blocks)
-  outputs = {name: r.outputs for name, r in runs.items()}
-  texts = plan_lib.texts(groups, outputs)
-  audits = identity.compare(every, plan, texts)
-  improvement = timing.improvements(runs, level=level)
-  for arm in arms:
-    found = predict.alphas([plain, arm], groups, outputs)
+  found = timing.measured([plain, *arms], plan, level=level)
+  first, *rows = found.rows
+  for arm, row in zip(arms, rows, strict=True):
     yield {
       'name': arm.name,
       'drafter': arm.drafter,
       'rule': arm.engine.rule.name,
       'lossless': arm.engine.rule.lossless,
       'temperature': plan.sampling.temperature,
-      'improvement': improvement[arm.name],
-      'tok_s': timing.tok_s(runs[plain.name]),
-      'counts': metrics.summary(metrics.join(outputs[arm.name])),
-      'alpha': found.get(arm.drafter),
-      'audit': audits[arm.name],
-      'failed': identity.failures({arm.name: texts[arm.name]}),
+      'improvement': row.improvement,
+      'tok_s': first.tok_s,
+      'counts': row.counts,
+      'alpha': row.alpha,
+      'audit': row.audit,
+      'failed': [x for x in found.failed if x.method == arm.name],
     }
 
 

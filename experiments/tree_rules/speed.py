@@ -13,16 +13,9 @@ from absl import flags
 
 from experiments import page
 from experiments.specbench import questions as questions_lib
-from specdec_jax import build, machine, metrics, printing, program
+from specdec_jax import build, machine, printing, program
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import (
-  budget,
-  identity,
-  intervals,
-  predict,
-  records,
-  timing,
-)
+from specdec_jax.bench import budget, intervals, predict, records, timing
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import branch
@@ -48,6 +41,7 @@ def run() -> bool:
   chains, trees = _shapes()
   longest = max(chains + [branch.size_of(x) for x in trees])
   config.decode.gammas = (longest,)  # that buffers have room for
+  config.bench.repeats = _REPEATS.value
   doc = {
     'machine': machine.describe() | page.made_by(),
     'questions': questions_lib.describe(_QUESTIONS.value, chosen),
@@ -104,35 +98,30 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
   for group in plan_lib.groups(arms, plan, plan.calibration):
     for name, ran in timing.turn(arms[1:], programs, group).items():
       outputs[name].append(ran.output)
-  groups = plan_lib.groups(arms, plan, plan.test)
-  told = predict.improvements(arms, costs, outputs, len(groups))
-  blocks = budget.blocks(len(groups), _REPEATS.value, budget.UNLIMITED)
-  runs = timing.measure(arms, groups, programs, blocks)
-  texts = plan_lib.texts(groups, {k: x.outputs for k, x in runs.items()})
-  audits, gains = identity.compare(arms, plan, texts), timing.improvements(runs)
+  told = predict.improvements(arms, costs, outputs, len(plan.test))
+  found = timing.measured(arms, plan, programs)
   # The best by what was known before.
   chains = [arm.name for arm in arms if arm.drafter == 'chain']
   chain = max(chains, key=lambda name: told[name].improvement)
-  trees = {arm.name: runs[arm.name] for arm in arms[1 + len(chains) :]}
-  over = timing.improvements({chain: runs[chain]} | trees)
-  rows = [_row(e, 'plain', tok_s=timing.tok_s(runs['plain']))]
-  for arm in arms[1:]:
-    mine, foretold = runs[arm.name], told[arm.name]
-    counts = metrics.summary(metrics.join(mine.outputs))
+  over = [chain, *(arm.name for arm in arms[1 + len(chains) :])]
+  over = timing.improvements({name: found.runs[name] for name in over})
+  rows = [_row(e, 'plain', tok_s=found.rows[0].tok_s)]
+  for arm, mine in zip(arms[1:], found.rows[1:], strict=True):
+    foretold = told[arm.name]
     predicted = foretold.improvement, foretold.low, foretold.high
     if len(outputs[arm.name]) < records.FEWEST:
       predicted = predicted[:1]
     row = _row(
       e,
       arm.name,
-      tokens=counts.block_efficiency,
+      tokens=mine.counts.block_efficiency,
       verify=float(calibration.at_width(costs.verify, arm.gamma + 1)),
       drafting=calibration.interpolated(costs.propose[arm.drafter], arm.gamma),
       predicted=intervals.Interval(*predicted),
-      improvement=gains[arm.name],
+      improvement=mine.improvement,
       over_chain=None if arm.name == chain else over.get(arm.name),
-      tok_s=timing.tok_s(mine),
-      differing=page.differing(audits[arm.name]._asdict()),
+      tok_s=mine.tok_s,
+      differing=page.differing(mine.audit._asdict()),
     )
     rows.append(row)
   return rows

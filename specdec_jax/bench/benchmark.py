@@ -9,9 +9,7 @@ import functools
 import pathlib
 from collections.abc import Sequence
 
-import numpy as np
-
-from specdec_jax import build, decode, machine, metrics, printing, program
+from specdec_jax import build, decode, machine, metrics, printing
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   budget,
@@ -190,55 +188,32 @@ def _tested(
 
   read: of the ceiling. after: seconds that a batch takes once all are run.
   """
-  groups = plan_lib.groups(arms, plan, plan.test)
-  start, gb_s = program.elapsed(), []
-  blocks = budget.blocks(len(groups), plan.bench.repeats, clock, after)
+  gb_s, batches = [], -(-len(plan.test) // plan.bench.batch_size)
+  blocks = budget.blocks(batches, plan.bench.repeats, clock, after)
   blocks = timing.reading(blocks, read, gb_s)
-  runs = timing.measure(arms, groups, programs, blocks)
-  measured = program.elapsed() - start
-  ran_RG = np.isfinite(runs[arms[0].name].decoding_RG)
-  plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
-  setting, groups = plan_lib.setting(arms, plan), groups[: ran_RG.shape[1]]
-  ceiling = doc.ceiling.beside(setting.dtype, gb_s)
-  doc = doc._replace(ceiling=ceiling, setting=setting, measured=measured)
-  outputs = {name: x.outputs for name, x in runs.items()}
-  texts = plan_lib.texts(groups, outputs)
-  if failed := identity.failures(texts):
-    return doc._replace(failed=failed)
-  whole = timing.improvements(runs, whole=True)
-  alphas = predict.alphas(arms, groups, outputs)
+  found = timing.measured(arms, plan, programs, blocks)
+  setting = plan_lib.setting(arms, found.plan)
+  doc = doc._replace(
+    ceiling=doc.ceiling.beside(setting.dtype, gb_s),
+    setting=setting,
+    measured=found.seconds,
+  )
+  if found.failed:
+    return doc._replace(failed=found.failed)
+  outputs = {name: x.outputs for name, x in found.runs.items()}
   explained = predict.improvements(arms, doc.calibration, outputs)
   rows = [
     row._replace(
-      whole=whole[row.name],
-      time_to_first_token=timing.first_token(runs[row.name]),
-      alpha=alphas.get(row.drafter),
-      predicted=doc.predicted.get(row.name),
-      explained=explained.get(row.name),
+      predicted=doc.predicted.get(row.name), explained=explained.get(row.name)
     )
-    for row in _rows(arms, runs, identity.compare(arms, plan, texts))
+    for row in found.rows
   ]
-  plain = [x.tokens for x in texts[arms[0].name]]
+  plain = [x.tokens for x in found.answers[arms[0].name]]
   return doc._replace(
     rows=rows,
-    categories=_categories(arms, doc.calibration, runs),
+    categories=_categories(arms, doc.calibration, found.runs),
     repeated_8grams=metrics.repeated_ngrams(plain),
   )
-
-
-def _rows(arms: Arms, runs, audits, level: float = 0.95) -> list[records.Row]:
-  """What is measured of every arm; level: how often all intervals hold."""
-  improvement = timing.improvements(runs, level=level)
-  return [
-    records.Row(
-      *(arm.name, arm.drafter, arm.gamma),
-      metrics.summary(metrics.join(runs[arm.name].outputs)),
-      tok_s=timing.tok_s(runs[arm.name]),
-      improvement=improvement[arm.name],
-      audit=audits.get(arm.name),
-    )
-    for arm in arms
-  ]
 
 
 def _categories(arms: Arms, parts, runs) -> list[records.Row]:
@@ -259,7 +234,7 @@ def _categories(arms: Arms, parts, runs) -> list[records.Row]:
       row._replace(
         category=category, prompts=len(chosen), explained=explained[row.name]
       )
-      for row in _rows(arms, part, {}, level)[1:]
+      for row in timing.rows(arms, part, {}, level)[1:]
     ]
   return out
 
@@ -275,6 +250,6 @@ def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
   both = sorted(set.intersection(*map(set, answers.values())))
   texts = {name: [x[at] for at in both] for name, x in answers.items()}
   audits = identity.compare(arms, plan, texts)
-  rows = _rows(arms, runs, audits, 1 - 0.05 / len(plan.batch_sizes))
+  rows = timing.rows(arms, runs, audits, 1 - 0.05 / len(plan.batch_sizes))
   failed = identity.failures({x: [*y.values()] for x, y in answers.items()})
   return records.Batch(size, rows, failed)

@@ -92,30 +92,32 @@ def overlap(
 
 
 def alphas(
-  arms: Sequence[plan_lib.Arm], groups, outputs
+  arms: Sequence[plan_lib.Arm], groups, plain: Sequence[decode.Output]
 ) -> dict[str, records.Alpha]:
-  """The Alpha of every drafter, at all gammas, on plain decoding's text.
+  """The Alpha of every arm but the first, on plain decoding's text.
 
-  One whose q is not known (parts.has_q) has none.
+  Arms of one engine share theirs. One whose q is not known (parts.has_q) has
+  none.
 
-  outputs: by arm, one for each group.
+  plain: plain decoding's outputs, one for each group.
   """
-  texts = list(zip(groups, outputs[arms[0].name], strict=True))
-  out = {}
-  for name, arm in {arm.drafter: arm for arm in arms[1:]}.items():
+  texts = list(zip(groups, plain, strict=True))
+  found = {}
+  for arm in {id(arm.engine): arm for arm in arms[1:]}.values():
     if not texts or not parts.has_q(arm.engine, groups[0]):
       continue
     rule = arm.engine.rule
-    shown = printing.track(texts, f'alpha of {name}')
+    shown = printing.track(texts, f'alpha of {arm.drafter}')
     columns = zip(*(_overlap(arm, *text) for text in shown), strict=True)
     alpha_X, distance_X = map(np.concatenate, columns)
     mean = lambda x_X: metrics.ratio(x_X.sum(), len(x_X))
     keeps = rule.lossless or rule.kept is not None
     emits = rule.lossless or rule.emitted is not None
-    out[name] = records.Alpha(
+    found[id(arm.engine)] = records.Alpha(
       mean(alpha_X) if keeps else None, mean(distance_X) if emits else None
     )
-  return out
+  known = [arm for arm in arms[1:] if id(arm.engine) in found]
+  return {arm.name: found[id(arm.engine)] for arm in known}
 
 
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, machine, metrics, printing
-from specdec_jax.bench import budget, intervals, records
+from specdec_jax import decode, hosts, machine, metrics, printing, program
+from specdec_jax.bench import budget, identity, intervals, predict, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import parts
 from specdec_jax.kernels import calls, pages
@@ -178,6 +178,88 @@ def measure(
     counts = tokens_G, np.array(prompts_G)
     out[arm.name] = Runs(outputs, *counts, decoding_RG, prefill_RG, kind_G)
   return out
+
+
+class Measured(NamedTuple):
+  """What arms did on the test prompts of a plan.
+
+  plan: of the prompts and repeats that ran.
+  runs, answers: by arm.
+  rows: all that is measured of each arm.
+  failed: requests with broken logits; then no row is valid.
+  seconds: that the runs took.
+  """
+
+  plan: plan_lib.Plan
+  runs: dict[str, Runs]
+  answers: dict[str, list[records.Answer]]
+  rows: list[records.Row]
+  failed: list[records.Failure]
+  seconds: float
+
+
+def measured(
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
+  programs: Mapping[str, decode.Programs] | None = None,
+  blocks: Iterable[tuple[int, int]] | None = None,
+  *,
+  level: float = 0.95,
+) -> Measured:
+  """Runs the test prompts of a plan, compares the texts and sums up.
+
+  Args:
+    arms: plain decoding first.
+    plan: at least one test prompt.
+    programs: of all arms, if they are compiled already.
+    blocks: as in `measure`; all of the plan if None.
+    level: how often all intervals of decoding hold.
+  """
+  groups = plan_lib.groups(arms, plan, plan.test)
+  programs = programs or compile_arms(arms, groups[0].full)
+  if blocks is None:
+    repeats = plan.bench.repeats
+    blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
+  start = program.elapsed()
+  runs = measure(arms, groups, programs, blocks)
+  seconds, plain = program.elapsed() - start, runs[arms[0].name]
+  ran_RG = np.isfinite(plain.decoding_RG)
+  plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
+  groups = groups[: len(plain.outputs)]
+  answers = plan_lib.texts(groups, {x: y.outputs for x, y in runs.items()})
+  whole = improvements(runs, whole=True)
+  alphas = predict.alphas(arms, groups, plain.outputs)
+  audits = identity.compare(arms, plan, answers)
+  found = [
+    row._replace(
+      whole=whole[row.name],
+      time_to_first_token=first_token(runs[row.name]),
+      alpha=alphas.get(row.name),
+    )
+    for row in rows(arms, runs, audits, level)
+  ]
+  failed = identity.failures(answers)
+  return Measured(plan, runs, answers, found, failed, seconds)
+
+
+def rows(
+  arms: Sequence[plan_lib.Arm],
+  runs: Mapping[str, Runs],
+  audits: Mapping[str, records.Audit],
+  level: float = 0.95,
+) -> list[records.Row]:
+  """Speed and counts of every arm; level: how often all intervals hold."""
+  improvement = improvements(runs, level=level)
+  return [
+    records.Row(
+      *(arm.name, arm.drafter, arm.gamma),
+      metrics.summary(metrics.join(runs[arm.name].outputs)),
+      tok_s=tok_s(runs[arm.name]),
+      improvement=improvement[arm.name],
+      audit=audits.get(arm.name),
+    )
+    for arm in arms
+  ]
 
 
 def tok_s(runs: Runs) -> float:

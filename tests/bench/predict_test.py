@@ -318,7 +318,7 @@ def alphas(monkeypatch, group=None, **engine):
       fake(name='y', drafter='around x', engine=fake(parts=('x',))),
     ],
     [group],
-    {'plain': [None]},
+    [None],
   )
 
 

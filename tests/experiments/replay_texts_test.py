@@ -218,7 +218,7 @@ def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   arms += [plan_lib.Arm(n, n, 1, e) for n, e in engines.items()]
   groups = plan_lib.groups(arms, plan, plan.test)
   out = jax.device_get(plain.programs.generate(plain.weights, groups[0].full))
-  alphas = predict.alphas(arms, groups, {'plain': [out]})
+  alphas = predict.alphas(arms, groups, [out])
   assert len({found.alpha for found in alphas.values()}) == 3
   for name, texts in zip(engines, each, strict=True):
     sizes = [len(x.tokens) for x in texts]
