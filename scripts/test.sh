@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Lint, types and tests on CPU; pytest's closing line comes last.
-#   bash scripts/test.sh [--all | --slow] [--quick] [arguments of pytest]
+#   bash scripts/test.sh [--all | --slow] [--quick | --checks] [arguments of pytest]
 # Alone, in minutes: the core, the contracts, the readers, small runs of programs.
 # --all: every test that sees a seeded bug, all but those that take minutes each,
-# which --slow adds. --quick leaves out lint and types.
+# which --slow adds. --quick leaves out lint and types, --checks the tests.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh
 export JAX_PLATFORMS=cpu PYRIGHT_PYTHON_IGNORE_WARNINGS=1
 
-checks=true marks='not more and not slow'
+checks=true tests=true marks='not more and not slow'
 for arg; do
   shift
   case $arg in
     --quick) checks=false ;;
+    --checks) tests=false ;;
     --all) marks='not slow' ;;
     --slow) marks='slow or not slow' ;;
     *) set -- "$@" "$arg" ;;
@@ -55,4 +56,5 @@ if $failed; then
   echo 'test: mend what ruff and pyright list above (--quick skips them)' >&2
   exit 1
 fi
+$tests || exit 0
 exec .venv/bin/python -m pytest -n 2 --dist worksteal -q -m "$marks" "$@"
