@@ -83,21 +83,30 @@ def add(
   extra = settings.get(keys[0]) or settings.get(keys[1])
   extra = extra if isinstance(extra, list) else []
   names = named(settings)
-  wanted = _decoder(folder, settings.get('added_tokens_decoder') or {})
-  keys = [settings.get(key, text) for key, text in names.items()]
+  values = [settings.get(key, text) for key, text in names.items()]
   have = {x.content: x for x in inner.get_added_tokens_decoder().values()}
-  for value in (*keys, *extra):
-    if (text := _text(value)) is not None and text not in have:
-      flags = value if isinstance(value, dict) else {}
-      wanted.setdefault(text, flags | {'content': text, 'special': True})
+  before = {text: repr(token) for text, token in have.items()}
+  given = settings.get('added_tokens_decoder') or {}
+  try:
+    pairs = sorted((int(i), entry) for i, entry in given.items())
+    wanted = {entry['content']: _token(entry) for _, entry in pairs}
+    for value in (*values, *extra):
+      if (text := _text(value)) is not None and text not in have:
+        flags = value if isinstance(value, dict) else {}
+        entry = flags | {'content': text, 'special': True}
+        wanted.setdefault(text, _token(entry))
+  except (AttributeError, KeyError, TypeError, ValueError) as e:
+    raise ValueError(
+      f'{folder / "tokenizer_config.json"}: added tokens must be ids with '
+      f'objects that have a text, "content", and true or false as flags: {e!r}'
+    ) from e
   for text in names.values():
     if text in have and 'added_tokens_decoder' not in settings:
-      flags = {key: getattr(have[text], key) for key in _FLAGS}
-      wanted.setdefault(text, flags | {'content': text})
+      wanted.setdefault(text, have[text])
     if text in wanted:
-      wanted[text]['special'] = True
-  tokens = map(_token, wanted.values())
-  inner.add_tokens([t for t in tokens if repr(t) != repr(have.get(t.content))])
+      wanted[text].special = True
+  changed = (t for t in wanted.values() if repr(t) != before.get(t.content))
+  inner.add_tokens([*changed])
 
 
 def rebuild(
@@ -160,25 +169,10 @@ def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
   return {text: i for text, i in pairs if i is not None}
 
 
-def _decoder(folder: pathlib.Path, given: Any) -> dict[str, dict[str, Any]]:
-  """The tokens of added_tokens_decoder by their texts, in the order of ids."""
-  try:
-    pairs = sorted((int(i), dict(entry)) for i, entry in given.items())
-    found = {entry['content']: entry for _, entry in pairs}
-    if not all(isinstance(text, str) for text in found):
-      raise ValueError('a token without text')
-    return found
-  except (AttributeError, KeyError, TypeError, ValueError) as e:
-    raise ValueError(
-      f'{folder / "tokenizer_config.json"}: added tokens must be ids with '
-      f'objects that have a text, "content": {e!r}'
-    ) from e
-
-
 def _token(entry: Mapping[str, Any]) -> tokenizers.AddedToken:
   flags = {key: entry[key] for key in _FLAGS if key in entry}
-  if not all(isinstance(x, bool) for x in flags.values()):
-    raise ValueError(f'added token {dict(entry)}: flags must be true or false')
+  if not isinstance(entry['content'], str):
+    raise TypeError('a token without text')
   return tokenizers.AddedToken(entry['content'], **flags)
 
 
