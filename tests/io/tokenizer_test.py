@@ -254,12 +254,6 @@ def test_templates_are_fenced_in(template, message):
     chat(template)
 
 
-def test_messages_are_checked():
-  t = tokenizer.from_bytes(512, 'x')
-  with pytest.raises(ValueError, match="needs strings 'role' and 'content'"):
-    t.chat([{'role': 'user', 'text': 'hello'}])
-
-
 def folder(tmp_path, settings=None, **more):
   tiny.byte_tokenizer().save(str(tmp_path / 'tokenizer.json'))
   for name, value in {'tokenizer_config': settings or {}, **more}.items():
