@@ -23,7 +23,7 @@ SOURCE = 512
 
 
 def library() -> str:
-  """The path of the TPU compiler.
+  """Returns the path of the TPU compiler.
 
   Raises:
     ValueError: it is not installed.
@@ -60,12 +60,12 @@ class Setting(NamedTuple):
 
 
 def knows(topology: str) -> bool:
-  """Whether the compiler knows the chips: TPUs."""
+  """Tells whether the compiler knows the chips: TPUs."""
   return topology.partition(':')[0] in roofline.TPUS
 
 
 def devices(topology: str) -> list[Any]:
-  """The devices of a topology, to compile for; see library."""
+  """Returns the devices of a topology, to compile for; see library."""
   os.environ['TPU_LIBRARY_PATH'] = library()
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   # Another process compiling at the same time is no reason to fail.
@@ -119,14 +119,14 @@ def lower(
 
 
 def placed(x: Any, at: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-  """The shape of an array that lies on devices."""
+  """Returns the shape of an array that lies on devices."""
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
 
 def side(
   mesh, c: model_config.LMConfig, kind: str, tensor_parallel: int = 0, **more
 ):
-  """(model, shapes of its parameters, layout)."""
+  """Returns (model, shapes of its parameters, layout)."""
   layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
   params = {
     name: jax.tree.map(placed, s, rounded.shardings(layout, name, s))

@@ -14,7 +14,7 @@ _GATHERED = 2**20
 
 
 def instructions(text: str) -> Iterator[tuple[str, str, str]]:
-  """(opcode, result shape, line) of every HLO instruction."""
+  """Yields (opcode, result shape, line) of every HLO instruction."""
   for line in text.splitlines():
     found = re.match(r'\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(', line)
     if found:
@@ -22,19 +22,18 @@ def instructions(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def dimensions(shape: str) -> list[int]:
-  """Of an HLO shape such as bf16[24,8,1024,256], of a tuple's first; [0] of
-  none."""
+  """Reads [24, 8] in bf16[24,8], in a tuple its first shape; [0] in none."""
   dims = re.search(r'\[([\d,]*)\]', shape)
   return [int(d) for d in dims[1].split(',') if d] if dims else [0]
 
 
 def size(shape: str) -> int:
-  """Elements of an HLO shape."""
+  """Counts elements of an HLO shape."""
   return math.prod(dimensions(shape))
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of every computation by its name, and the name of the entry."""
+  """Returns the lines of every computation by name, and the entry's name."""
   parts: dict[str, list[str]] = {}
   entry = ''
   for line in text.splitlines():
@@ -60,8 +59,8 @@ COLLECTIVE = re.compile(
 
 
 def collectives(text: str, devices: int) -> dict[str, Collective]:
-  """By the scope of decode.py: 'prefill', 'draft_init', 'propose', 'verify'; a
-  train step has 'other'. devices: between which they are, if it is not said.
+  """Counts by scope: 'prefill', 'draft_init', 'propose', 'verify'; 'other' in a
+  train step. devices: the group of a collective that names none.
 
   What is in a loop counts as often as the loop runs, where its condition has
   the number (layers); once where it has not (windows, drafts of a window).
@@ -100,7 +99,7 @@ def collectives(text: str, devices: int) -> dict[str, Collective]:
 
 
 def _turns(loop: str, parts: dict[str, list[str]]) -> int:
-  """How often a loop runs that counts from 0 to a number (scans); else 1."""
+  """Returns how often a loop runs that counts to a number (scans); else 1."""
   condition = re.search(r'condition=(%[\w.\-]+)', loop)
   lines = '\n'.join(parts[condition[1]]) if condition else ''
   ends = _END.findall(lines)
@@ -109,7 +108,7 @@ def _turns(loop: str, parts: dict[str, list[str]]) -> int:
 
 
 def _group(line: str, devices: int) -> int:
-  """How many devices a collective is between; `devices` where it is not said.
+  """Returns the size of a collective's group; `devices` where it names none.
 
   Three forms: {{0,2},{1,3}}, [2,2]<=[4] and mesh['a'=2,'b'=2] {'a'}.
   """
@@ -124,15 +123,15 @@ def _group(line: str, devices: int) -> int:
 
 
 def _sent(opcode: str, size: float, devices: int) -> float:
-  """Bytes that a device sends, on a ring; size: of the result."""
+  """Counts bytes that a device sends, on a ring; size: of the result."""
   share = (devices - 1) / devices
   factors = {'all-reduce': 2 * share, 'reduce-scatter': devices - 1}
   return size * (1 if 'permute' in opcode else factors.get(opcode, share))
 
 
 def _bytes(opcode: str, shape: str) -> int:
-  """Of all arrays of a result; one that starts names its operands too, so that
-  the largest counts."""
+  """Counts bytes of all arrays of a result; of one that starts, which names its
+  operands too, those of the largest."""
   each = [
     size(x) * max(int(bits or 8) // 8, 1)
     for x, bits in re.findall(r'((?:pred|bf|f|s|u)(\d*)\w*\[[\d,]*\])', shape)
@@ -141,7 +140,7 @@ def _bytes(opcode: str, shape: str) -> int:
 
 
 def _moves(shape: str) -> bool:
-  """Whether a copy's two ends, a tuple, lie in different memories.
+  """Tells whether the two ends of a copy lie in different memories.
 
   The compiler keeps a small cache on the chip; that copies none.
   """
@@ -155,7 +154,7 @@ def warnings(
   slots: int,
   gathers: Collection[int] = (),
 ) -> list[str]:
-  """A line for each copy of a whole cache, gathered weight or host transfer.
+  """Returns a line a copy of a whole cache, gathered weight or host transfer.
 
   caches, gathers: elements of the caches on a device, and of the weights that
   are to be gathered. slots: an axis of the caches.

@@ -15,7 +15,7 @@ from specdec_jax.drafters import method
 
 
 def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
-  """(the setting with its mesh filled in, one device of the topology).
+  """Returns (the setting with its mesh, one device of the topology).
 
   Raises:
     ValueError: what cannot be compiled, in one sentence.
@@ -100,7 +100,7 @@ def make(s: aot.Setting) -> dict[str, Any]:
 
 
 def _compiled(s: aot.Setting, rows: int, shares):
-  """Plain and speculative generate by name; rows: of a device."""
+  """Compiles plain and speculative generate; rows: of a device."""
   devices = aot.devices(s.topology)
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   # Of keys or values, 2 bytes each.
@@ -113,7 +113,7 @@ def _compiled(s: aot.Setting, rows: int, shares):
 
 
 def lines(doc: dict[str, Any]) -> list[str]:
-  """The report of `make` for a terminal."""
+  """Returns the report of `make` for a terminal."""
   s, device, room = doc['setting'], doc['device'], doc['room']
   held = {f'{n} weights': x.weights for n, x in doc['shares'].items()}
   held |= {f'{n} cache': x for n, x in doc['caches'].items()}
@@ -192,7 +192,7 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
 
 
 def _program(title: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
-  """The figures of a compiled program; caches are temporaries."""
+  """Returns the figures of a program; caches are temporaries."""
   if x.refused:
     return [f'{title}: the compiler refuses it: {x.refused}']
   out = [

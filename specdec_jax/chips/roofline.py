@@ -72,12 +72,12 @@ CHIPS = TPUS | GPUS
 
 
 def called(kind: str) -> str:
-  """The name in CHIPS of what jax calls a device; '' if it is not there."""
+  """Returns the name in CHIPS of what jax calls a device, or ''."""
   return next((name for name, x in CHIPS.items() if kind in x.kinds), '')
 
 
 def topology(name: str) -> tuple[Chip, int]:
-  """(one device, number of devices) of a topology such as 'v5e:2x4'.
+  """Returns (one device, their number) of a topology such as 'v5e:2x4'.
 
   Raises:
     ValueError: an unknown topology.
@@ -107,7 +107,7 @@ class Share(NamedTuple):
 
 @functools.cache
 def share(c: model_config.LMConfig, split: int = 1, kind: str = '') -> Share:
-  """The Share of a model on one of `split` devices, by sharding's tables.
+  """Computes a model's Share on one of `split` devices, by sharding's tables.
 
   kind: what its matrices are stored as, of weights.INTEGERS; '': its dtype.
   """
@@ -157,7 +157,7 @@ class Pass(NamedTuple):
 def forward(
   device: Chip, s: Share, *, rows: int, tokens: int, slots: int, source: int = 0
 ) -> Pass:
-  """The pass of `rows` rows over `tokens` tokens each, on one device.
+  """Computes the pass of `rows` rows over `tokens` tokens each, on a device.
 
   slots: of the cache; all are read. source: tokens of a source.
   """
@@ -188,7 +188,7 @@ def predict(
   alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9),
   **sizes,
 ) -> Prediction:
-  """The improvement that speculation brings, by roofline.
+  """Predicts the improvement that speculation brings, by roofline.
 
   sizes: rows, slots and source of `forward`.
   """
@@ -228,7 +228,7 @@ def room(
   source: int = 0,
   temporaries: float = 0,
 ) -> Room:
-  """The Room of one device, beside bytes of temporaries.
+  """Computes the Room of one device, beside bytes of temporaries.
 
   They are taken to grow with rows, and to stay the same where buffers grow.
   """

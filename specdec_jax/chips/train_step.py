@@ -78,7 +78,7 @@ def make(s: aot.Setting, device: roofline.Chip) -> dict[str, Any]:
 def _state(
   config: model_config.LMConfig, layout: sharding.Layout
 ) -> step_lib.State:
-  """The shapes of a training state, each with its sharding."""
+  """Returns the shapes of a training state, each with its sharding."""
   whole = layout.sharding()
   placed: Any = aot.placed
   shapes = lm.shapes(config.running(dtype='float32'))

@@ -57,7 +57,7 @@ class Tokenizer:
         )
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text; special tokens spelled out in it become their ids.
+    """Returns ids of a text, in which special tokens may be spelled out.
 
     bos_id is never there twice: a text may spell it. No eos is added, even if
     the files ask for one: what is encoded goes on.
@@ -65,7 +65,7 @@ class Tokenizer:
     return self._ids(text, self.add_bos)
 
   def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Ids of a conversation, up to the start of the assistant's reply."""
+    """Returns ids of a chat, up to the start of the assistant's reply."""
     # Here alone it is decided who adds bos to a chat. transformers encodes what
     # a template wrote as it is; llama.cpp adds bos all the same. Without a
     # template it is a text like others.
@@ -80,20 +80,20 @@ class Tokenizer:
     return [self.bos_id, *ids]
 
   def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-    """Text of ids; special tokens left out unless `special`."""
+    """Returns the text of ids, without special tokens unless `special`."""
     return self.inner.decode(
       list(map(int, ids)), skip_special_tokens=not special
     )
 
   def spell(self, ids: Sequence[int]) -> str:
-    """Their text as one writes it, with special tokens."""
+    """Returns their text as one writes it, with special tokens."""
     # Behind each of these an encoder may put a space, as before a text.
     added = self.inner.get_added_tokens_decoder()
     parts = itertools.groupby(ids, added.__contains__)
     return ''.join(self.decode(x, special=True) for _, x in parts)
 
   def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
-    """The tokenizer of a model with this many ids.
+    """Returns the tokenizer of a model with this many ids.
 
     Only special tokens may be cut: those of inputs that the model does not
     have, such as the image token of Gemma 3's text models.
@@ -115,7 +115,7 @@ class Tokenizer:
     return stream.Stream(self, stop)
 
   def chat(self, messages: Sequence[dict[str, str]]) -> str:
-    """A conversation in the chat template, up to the assistant's reply.
+    """Writes a conversation in the chat template, up to the assistant's reply.
 
     Without a template, each turn is a line 'Role: content'.
 
@@ -136,7 +136,7 @@ class Tokenizer:
     )
 
   def tokens(self) -> list[str | None]:
-    """The token string of every id, None for unused ids."""
+    """Returns the token string of every id, None for unused ids."""
     out: list[str | None] = [None] * self.size
     for token, i in self.inner.get_vocab(with_added_tokens=True).items():
       if i < self.size:
@@ -145,7 +145,7 @@ class Tokenizer:
 
   @functools.lru_cache(maxsize=8)  # noqa: B019, of few tokenizers
   def fingerprint(self) -> str:
-    """SHA-256 of the tokens, and of what begins and ends a text."""
+    """Returns the SHA-256 of the tokens, the first id and the end."""
     first = self.bos_id if self.add_bos else None
     end = self.eos_ids[0] if self.eos_ids else None
     ends = ['first (bos)', first], ['end (eos)', end]
@@ -175,7 +175,7 @@ def check_same(target: Tokenizer, draft: Tokenizer) -> None:
 
 
 def from_bytes(vocab: int, source: str) -> Tokenizer:
-  """A byte tokenizer for random weights: ids 0 to 255, then eos and bos."""
+  """Makes a tokenizer of bytes, for random weights: 0 to 255, eos, bos."""
   if vocab < 256:
     raise ValueError(
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
@@ -242,7 +242,7 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
 
 
 def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
-  """The tokenizer's eos, then those of generation_config.json, else of
+  """Returns the tokenizer's eos, then those of generation_config.json, else of
   config.json; then the tokens that end a turn by their text."""
   made = files.read_json(folder / 'generation_config.json', {})
   config = files.read_json(folder / 'config.json', {})
@@ -256,7 +256,7 @@ def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
 
 
 def _chat_template(folder: pathlib.Path, settings) -> str | None:
-  """The default one; files come before tokenizer_config.json."""
+  """Reads the default one; files come before tokenizer_config.json."""
   path = folder / 'chat_template.jinja'
   if path.exists():
     try:

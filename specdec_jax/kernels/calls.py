@@ -31,7 +31,7 @@ class Norm(NamedTuple):
 
 
 def pack(kernel_KN: Array, parts: int = 1) -> Array:
-  """A kernel's panels; `parts` kernels side by side are padded one by one."""
+  """Packs a kernel; `parts` kernels side by side are padded one by one."""
   K, N = kernel_KN.shape
   each_KPN = kernel_KN.reshape(K, parts, -1)
   padded = jnp.pad(each_KPN, ((0, 0), (0, 0), (0, -(N // parts) % WIDE)))
@@ -42,7 +42,7 @@ def pack(kernel_KN: Array, parts: int = 1) -> Array:
 
 
 def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
-  """A bias with a zero for every column that pack adds, in float32.
+  """Pads a bias with a zero for every column that pack adds, in float32.
 
   wide: columns of a panel.
   """
@@ -52,13 +52,13 @@ def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
 
 
 def places(columns: int, parts: int, padded: int) -> Array:
-  """Where the columns of kernels side by side are among those of panels."""
+  """Returns the places of kernels' columns among those of their panels."""
   first = jnp.arange(parts)[:, None] * (padded // parts)
   return (first + jnp.arange(columns // parts)[None]).reshape(-1)
 
 
 def columns_of(packed: Array, ids: Array) -> Array:
-  """Columns of a kernel, [K, *ids.shape], from its panels."""
+  """Reads columns of a kernel, [K, *ids.shape], from its panels."""
   packed = jnp.asarray(packed)
   column = ids % WIDE
   if packed.dtype == jnp.bfloat16:
@@ -69,12 +69,12 @@ def columns_of(packed: Array, ids: Array) -> Array:
 
 
 def given(x: Array | None) -> Array:
-  """An argument that may be left out; no rows stand for None."""
+  """Replaces None, an argument that is left out, by no rows."""
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 def linear(x: Array, packed: Array, columns: int, **around) -> Array:
-  """add + act(norm(x) @ kernel + bias), float32.
+  """Returns add + act(norm(x) @ kernel + bias), float32.
 
   x: [..., K] float32.
   packed: the panels of the kernel.
@@ -100,8 +100,8 @@ def product(
   gated: bool = False,
   **more,
 ) -> list[Array]:
-  """[linear's result, *also] by the handler of this name, which takes these
-  arrays last, and `more` attributes."""
+  """Calls the handler of this name, which takes these arrays last, and `more`
+  attributes; returns [linear's result, *also]."""
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
   made = jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -122,7 +122,7 @@ def product(
 
 
 def add_norm(x: Array, norm: Norm, add: Array | None = None) -> Array:
-  """add + norm(x), or norm(x) alone, [..., K] float32."""
+  """Returns add + norm(x), or norm(x) alone, [..., K] float32."""
   x_MK = x.reshape(-1, x.shape[-1])
   call = jax.ffi.ffi_call(
     'specdec_norm', jax.ShapeDtypeStruct(x_MK.shape, jnp.float32)
@@ -138,7 +138,7 @@ def add_norm(x: Array, norm: Norm, add: Array | None = None) -> Array:
 
 
 def cache_shapes(B: int, G: int, S: int, C: int):
-  """Shapes of a layer's keys and values: panels of slots and of channels."""
+  """Returns shapes of keys and values: panels of slots, and of channels."""
   across, down = -(-S // WIDE), -(-C // WIDE)
   return (B, G, across, C, WIDE), (B, G, down, across * WIDE, WIDE)
 
@@ -201,7 +201,7 @@ def attend(
 
 
 def _angles(x: Array | None, B: int, T: int) -> Array:
-  """cos or sin as rows of tokens; wider where 64-bit types are enabled."""
+  """Lays out cos or sin as rows of tokens, in float32 under x64 too."""
   if x is None:
     return given(x)
   spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
@@ -209,7 +209,7 @@ def _angles(x: Array | None, B: int, T: int) -> Array:
 
 
 def _whole(x: Array | None, shape: tuple[int, ...]) -> Array:
-  """An argument of this shape, of which the kernel reads every number."""
+  """Broadcasts an argument, of which the kernel reads every number."""
   if x is None:
     return given(x)
   return jnp.broadcast_to(x, shape).astype(jnp.float32)

@@ -27,7 +27,7 @@ _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 
 @functools.cache
 def _cpu() -> str:
-  """Model and instruction sets of this CPU."""
+  """Returns model and instruction sets of this CPU."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -67,7 +67,7 @@ ROWS = Library(
 
 
 def quantised(kind: str, lanes: int = 0) -> Library:
-  """The products with weights of a kind (kernels.quantised).
+  """Returns the library of products with a kind (kernels.quantised).
 
   lanes: 16, 8 or 4, the instructions of AVX-512, of AVX2 or plain C, under a
     name of their own, 'specdec_q4_1_8'; 0: the best of this CPU.
@@ -80,7 +80,7 @@ def quantised(kind: str, lanes: int = 0) -> Library:
 
 
 def check(kernels: str) -> None:
-  """ValueError if this is none of CHOICES."""
+  """Raises ValueError if this is none of CHOICES."""
   if kernels not in CHOICES:
     raise ValueError(f'kernels={kernels!r}: allowed are {", ".join(CHOICES)}')
 
@@ -88,8 +88,8 @@ def check(kernels: str) -> None:
 def ready(
   kernels: str, folder: pathlib.Path, kinds: Collection[str] = ()
 ) -> bool:
-  """Whether the kernels can run here, those of these kinds of matrices too; one
-  line of the log if they do not."""
+  """Tells whether the kernels run here, those of these kinds too; one line of
+  the log says why not."""
   if kernels == 'xla' or jax.default_backend() != 'cpu':
     return False
   for library in (ROWS, *map(quantised, sorted(set(kinds)))):
@@ -146,7 +146,7 @@ def load(folder: pathlib.Path, library: Library = ROWS) -> str:
 
 
 def _compiler() -> list[str]:
-  """The command of a C compiler; [] if there is none."""
+  """Returns the command of a C compiler; [] if there is none."""
   named = os.environ.get('CC', '').split()
   for command in (named, ['cc'], ['gcc'], ['clang']):
     if command and shutil.which(command[0]):
@@ -159,7 +159,7 @@ def _compiler() -> list[str]:
 def _built(
   compiler: list[str], folder: pathlib.Path, library: Library = ROWS
 ) -> pathlib.Path:
-  """The library for this machine, compiled if the cache has none.
+  """Returns the library for this machine, compiled if the cache has none.
 
   Where the folder cannot be written, the library is compiled for this process
   alone, and one line of the log says so.

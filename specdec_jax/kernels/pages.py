@@ -31,8 +31,7 @@ def enlarge(x: jax.Array) -> jax.Array:
 
 
 def trim() -> None:
-  """Gives freed memory back to the system, of which glibc keeps a part: holes
-  between arrays that stay, as many as a model's layers have parts."""
+  """Gives freed memory back to the system: glibc keeps holes between arrays."""
   if sys.platform == 'linux':
     # Another C library, such as musl, has no such function.
     getattr(ctypes.CDLL(None), 'malloc_trim', lambda pad: None)(0)

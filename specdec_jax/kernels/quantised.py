@@ -122,14 +122,14 @@ KINDS = {
 
 
 def _number(dtype: np.dtype, x: Array) -> Array:
-  """A number of a type, of bytes [..., itemsize], as float32 [..., 1]."""
+  """Reads bytes [..., itemsize] as numbers of a type, float32 [..., 1]."""
   y = jax.lax.bitcast_convert_type(x, dtype).astype(jnp.float32)
   return y.reshape(*x.shape[:-1], 1)
 
 
 @jax.jit
 def _codes(low: Array, high: Array | None = None) -> Array:
-  """32 codes: bytes, nibbles with the higher bits of each, or fewer bits."""
+  """Reads 32 codes: bytes, nibbles and their higher bits, or fewer bits."""
   if low.shape[-1] == 16:
     low = jnp.concatenate([low & 15, low >> 4], -1)
   elif low.shape[-1] < 16:
@@ -140,7 +140,7 @@ def _codes(low: Array, high: Array | None = None) -> Array:
 
 
 def _quads(x: Array) -> Array:
-  """32 codes of one or two bits; a quad of bytes has the first of them."""
+  """Reads 32 codes of one or two bits, the first ones from a quad of bytes."""
   bits = x.shape[-1] // 4
   words, mask = x.reshape(*x.shape[:-1], bits, 4), (1 << bits) - 1
   quads = jnp.stack([words >> n & mask for n in range(0, 8, bits)], -2)
@@ -148,7 +148,7 @@ def _quads(x: Array) -> Array:
 
 
 def _values(kind: str, fields: Sequence[Array]) -> Array:
-  """Blocks as float32 [..., depth], of their fields [..., bytes]."""
+  """Computes float32 [..., depth] from the fields [..., bytes] of blocks."""
   k, out = KINDS[kind], []
   before, sizes, after = k.layout
   head, c = [*map(_number, before, fields)], len(sizes)
@@ -170,7 +170,7 @@ def pack(
   fields: Callable[[np.ndarray], Sequence[np.ndarray]],
   blocks: np.ndarray,
 ) -> np.ndarray:
-  """The panels of a matrix [K, N], from its columns.
+  """Packs the columns of a matrix [K, N] into panels.
 
   fields: fields([P, WIDE, K / depth, size]) of some panels' columns gives what
     `beside` makes their blocks of.
@@ -192,25 +192,26 @@ def pack(
 
 
 def turn(x_PWBI: np.ndarray, dtype: str) -> np.ndarray:
-  """Bytes of columns as a field [P, B, I / bytes, W] of numbers of a type."""
+  """Turns bytes of columns into a field of a type, [P, B, I / bytes, W]."""
   return np.ascontiguousarray(np.moveaxis(x_PWBI.view(dtype), 1, -1))
 
 
 def pair(quads: np.ndarray) -> np.ndarray:
-  """[..., 8, W] quads of codes: the low 4 bits of two in one, [..., 4, W]."""
+  """Puts the low 4 bits of quads [..., 8, W] in pairs: [..., 4, W]."""
   low = quads & np.uint32(0x0F0F0F0F)
   return low[..., :4, :] | low[..., 4:, :] << 4
 
 
 def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
-  """All bytes of each field from an axis on, one field after the other."""
+  """Joins the bytes of fields from an axis on, one field after the other."""
   each = (x.reshape(*x.shape[:axis], -1).view(np.uint8) for x in fields)
   return np.concatenate([*each], -1)
 
 
 def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
-  """Columns of scale * code + minimum, or scale * NF4[code], for `pack`: uint8
-  [N, J, 8 + K / J], of a group its two numbers in float32 (or one), its codes.
+  """Makes blocks for `pack`, of scale * code + minimum or scale * NF4[code].
+
+  uint8 [N, J, 8 + K / J]: a group's two numbers in float32 (or one), its codes.
 
   codes_NK: uint8.
   numbers_NJ: a scale of each K / J codes, which are 32, 64 or 128; and a
@@ -222,7 +223,7 @@ def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
 
 
 def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
-  """The fields of U4_64 and such, of group_blocks."""
+  """Returns the fields of group_blocks, of U4_64 and such."""
   numbers = 4 * (1 + KINDS[kind].mins)
   codes = turn(x_PWJI[..., numbers:], 'u4')
   if KINDS[kind].bits == 4:
@@ -233,14 +234,13 @@ def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
 # One program: compiled op by op, its moves take longer than the arithmetic.
 @functools.partial(jax.jit, static_argnums=1)
 def columns_of(packed: Array, kind: str, ids: Array) -> Array:
-  """Columns of the matrix, float32 [K, *ids.shape]: to the bit what the file
-  stands for."""
+  """Reads columns, float32 [K, *ids.shape]: to the bit those of the file."""
   x = _values(kind, _fields(packed, kind, ids))
   return jnp.moveaxis(x.reshape(*ids.shape, -1), -1, 0)
 
 
 def take(packed: Array, kind: str, ids_R: Array) -> Array:
-  """The panels of these columns alone."""
+  """Returns the panels of these columns alone."""
   P, B = -(-len(ids_R) // WIDE), packed.shape[1]
   padding, out = ((0, P * WIDE - len(ids_R)), (0, 0), (0, 0)), []
   each = _fields(packed, kind, ids_R)
@@ -253,7 +253,7 @@ def take(packed: Array, kind: str, ids_R: Array) -> Array:
 
 
 def _fields(packed: Array, kind: str, ids: Array) -> list[Array]:
-  """The fields of columns, each [*ids.shape, K / depth, bytes]."""
+  """Returns fields of columns, each [*ids.shape, K / depth, bytes]."""
   k = KINDS[kind]
   column, fields = (ids % WIDE)[..., None], []
   for (dtype, size), start in zip(k.fields, k.offsets, strict=True):
@@ -266,7 +266,7 @@ def _fields(packed: Array, kind: str, ids: Array) -> list[Array]:
 
 
 def broken(packed: np.ndarray, kind: str) -> int:
-  """How many scales of panels are infinite or no number."""
+  """Counts scales of panels that are infinite or no number."""
   k, count = KINDS[kind], 0
   for (dtype, size), start in zip(k.fields, k.offsets, strict=True):
     if dtype.kind == 'f':
@@ -287,7 +287,7 @@ def shared(
   rows: Array | None = None,
   **around,
 ) -> list[Array]:
-  """[add + act(norm(x) @ matrix + bias), rows]: float32, and norm(x) rounded.
+  """Returns [add + act(norm(x) @ matrix + bias), rows], the rounded norm(x).
 
   x: [..., K] float32.
   packed: the panels of the matrix; if gated, those of gate and of up.

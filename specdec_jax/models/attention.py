@@ -45,7 +45,7 @@ def views(
   at_BS=None,
   table_XH: Array | None = None,
 ) -> dict[tuple[int, bool], View]:
-  """{kind: View} for every kind of layers (config.kinds).
+  """Returns the View of every kind of layers (config.kinds).
 
   table_XH: for relative positions, a number for each bucket and head: what T5
     adds to the score of a query and a slot.
@@ -62,7 +62,7 @@ def views(
 
 
 def _places(slots: int, at_BS: Array | None) -> Array:
-  """The position of each slot, [B or 1, 1, S]; in a chain its index."""
+  """Returns the position of each slot, [B or 1, 1, S]: its index in a chain."""
   return jnp.arange(slots)[None, None] if at_BS is None else at_BS[:, None]
 
 
@@ -86,7 +86,7 @@ def _view(
 
 
 def buckets(distance: Array, config: model_config.LMConfig) -> Array:
-  """The bucket of each distance from a query on to a key (Raffel et al. 2020,
+  """Returns the bucket of each distance of query and key (Raffel et al. 2020,
   https://arxiv.org/abs/1910.10683, section 2.1).
 
   Half of the buckets are for single distances, half for ever larger ranges up
@@ -109,8 +109,8 @@ def buckets(distance: Array, config: model_config.LMConfig) -> Array:
 
 
 def precision(dtype):
-  """The precision of matmuls: full for float32, where the default of GPUs and
-  TPUs has fewer bits.
+  """Returns the precision of matmuls: full for float32, of which GPUs and TPUs
+  drop bits by default.
 
   Products of bfloat16 are exact anyway, and with a higher precision libtpu
   0.0.42 fails to compile some of them.
@@ -120,7 +120,7 @@ def precision(dtype):
 
 
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
-  """Angular frequency of each channel pair, [C/2], float32 or wider."""
+  """Returns the frequency of each channel pair, [C/2], float32 or wider."""
   exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
   freq = 1.0 / config.rope_theta**exponent
   scaling = config.rope_scaling
@@ -128,8 +128,8 @@ def inverse_frequencies(config: model_config.LMConfig) -> Array:
 
 
 def rotation(positions_BT: Array, config: model_config.LMConfig):
-  """(cos, sin) of the rotary angles, each [B, T, 1, C/2], times the scaling's
-  magnitude.
+  """Returns (cos, sin) of the rotary angles, each [B, T, 1, C/2], times the
+  scaling's magnitude.
 
   In float32 or wider: bfloat16 would round position 257 to 256.
   """
@@ -162,7 +162,7 @@ def attend(
   cap: float | None = None,
   bias_BHTS: Array | None = None,
 ) -> Array:
-  """Grouped-query attention; query head h uses key/value head h // (H / G).
+  """Attends; query head h uses key/value head h // (H / G).
 
   cache: keys and values, a models.cache.KVCache.
   mask_BTS: true where a token attends to a slot.

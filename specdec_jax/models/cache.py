@@ -38,7 +38,7 @@ class Panels(NamedTuple):
 
 
 def empty(config, rows: int, slots: int) -> KVCache | Panels:
-  """Zeros for the keys and values of one layer; config: an LMConfig."""
+  """Returns zeros for the keys and values of one layer of an LMConfig."""
   shape = rows, config.kv_heads, slots, config.head_dim
   kind, shapes = KVCache, (shape, shape)
   if config.run.packed:
@@ -48,7 +48,7 @@ def empty(config, rows: int, slots: int) -> KVCache | Panels:
 
 
 def of_layers(config, rows: int, slots: int, constrain=None):
-  """Zeros for all layers of an LMConfig: a tuple of `empty`, or Stacked.
+  """Returns zeros for all layers: a tuple of `empty`, or Stacked.
 
   constrain: as in models.lm.make.
   """
@@ -64,7 +64,7 @@ def of_layers(config, rows: int, slots: int, constrain=None):
 
 
 def by_slot(tree):
-  """A pytree with a KVCache for every Panels in it, to look at single slots."""
+  """Replaces every Panels of a pytree by a KVCache, to look at single slots."""
 
   def plain(x):
     if not isinstance(x, Panels):
@@ -78,7 +78,7 @@ def by_slot(tree):
 
 
 def panels(cache: KVCache) -> Panels:
-  """The inverse of by_slot, for one layer; slots and channels are padded."""
+  """Inverts by_slot, for one layer; slots and channels are padded."""
   k_BGSC, v_BGSC = cache
   B, G, S, C = k_BGSC.shape
   shapes = calls.cache_shapes(B, G, S, C)
@@ -138,7 +138,7 @@ class Stacked(NamedTuple):
 
 
 def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
-  """The cache with new keys and values, [B, T, G, C], in the given slots."""
+  """Writes keys and values, [B, T, G, C], into these slots of a cache."""
 
   def put(old_SC, new_TC, slots_T):
     return old_SC.at[slots_T].set(new_TC, mode='drop')

@@ -149,7 +149,7 @@ class LMConfig:
     return tuple((w[i % len(w)], r[i % len(r)]) for i in range(count))
 
   def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
-    """The settings of a model of these layers only."""
+    """Returns the settings of a model of these layers only."""
     each = [self.kinds[i % len(self.kinds)] for i in layers]
     windows, rotated = map(once, zip(*each, strict=True))
     return dataclasses.replace(
@@ -157,8 +157,8 @@ class LMConfig:
     )
 
   def running(self, dtype: str = '', **changes) -> 'LMConfig':
-    """The same model, and its encoder, in another dtype ('': its own) and with
-    changes of its execution."""
+    """Changes how the model and its encoder run, and their dtype ('': no
+    other)."""
     return dataclasses.replace(
       self,
       dtype=dtype or self.dtype,
@@ -173,7 +173,7 @@ class LMConfig:
 
 
 def once(each: Sequence) -> tuple:
-  """A setting of every layer, once if it is the same of all."""
+  """Shortens a setting of every layer to one value where all are equal."""
   return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
@@ -209,7 +209,7 @@ _LM1B = GPT | _UNTIED
 
 
 def gemma(width: int, **more) -> dict[str, Any]:
-  """The settings that Gemma 2 and 3 share, and `more`."""
+  """Returns the settings that Gemma 2 and 3 share, and `more`."""
   return more | dict(
     embed_scale=width**0.5,
     query_scale=256**-0.5,
@@ -234,7 +234,7 @@ _GEMMA2 = gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 
 
 def t5(depth: int, encoder_depth: int = 0, **sizes: Any) -> dict[str, Any]:
-  """The settings that all T5s share, with an encoder of the same sizes.
+  """Returns the settings of a T5 whose encoder has the sizes of its decoder.
 
   encoder_depth: layers of the encoder, if not as many as the decoder has.
 
@@ -292,7 +292,7 @@ _T5 = {
 def _t5_1_1(
   depth, width, heads, mlp, encoder_depth=0, *, head_dim=64, vocab=32128
 ):
-  """The context is that of its training; it has no other limit."""
+  """Returns the settings of a T5 1.1; its context is that of its training."""
   sizes = dict(
     width=width, heads=heads, head_dim=head_dim, mlp=mlp, vocab=vocab
   )
@@ -308,7 +308,7 @@ SIZES['t5_tiny'] = _t5_1_1(2, 64, 4, 128, head_dim=16, vocab=512)
 
 
 def sized(name: str, **changes) -> LMConfig:
-  """The LMConfig of a size in SIZES, with changes, those of an encoder too."""
+  """Returns a size of SIZES with changes, which hold for its encoder too."""
   if name not in SIZES:
     raise ValueError(f'size {name!r}: {fields.choices(name, sorted(SIZES))}')
   found = LMConfig(**(SIZES[name] | changes))

@@ -31,7 +31,7 @@ PARTS = {'gate_up': 2}
 
 
 def fuse(config: model_config.LMConfig, params: types.Params):
-  """(config, params) of the same model with fused projections.
+  """Fuses the projections of a model; returns its (config, params).
 
   Changes params in place: each layer's parts are freed as they are joined, so
   memory never holds the model twice.
@@ -55,7 +55,7 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 
 
 def pack(config: model_config.LMConfig, params: types.Params):
-  """(config, params) of a fused model in the layout of the CPU kernels.
+  """Packs a fused model for the CPU kernels; returns its (config, params).
 
   Changes params in place, as fuse does.
   """
@@ -65,7 +65,7 @@ def pack(config: model_config.LMConfig, params: types.Params):
 
 
 def narrow(params: types.Params) -> types.Params:
-  """Packed parameters whose products with codes round rows to 8 bits."""
+  """Makes products with codes round their rows to 8 bits."""
   is_one = lambda x: isinstance(x, weights.Quantised)
   one = lambda x: dataclasses.replace(x, bits=8) if is_one(x) else x
   return jax.tree.map(one, params, is_leaf=is_one)
@@ -91,7 +91,7 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
 
 
 def plain(config: model_config.LMConfig, params: types.Params):
-  """(config, params by flat name) with projections and layers split apart.
+  """Splits projections and layers; returns (config, params by flat name).
 
   Undoes packed, fused and scan_layers. The parts are views if params are numpy
   arrays, else copies.
@@ -121,8 +121,8 @@ def plain(config: model_config.LMConfig, params: types.Params):
 def reduce(
   config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of the model with a head for these ids only, which must be
-  ascending. Layers and norms are the same arrays, not copies."""
+  """Cuts the head to these ids, which must be ascending; returns (config,
+  params), of which layers and norms are the same arrays."""
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
@@ -137,7 +137,7 @@ def reduce(
 
 
 def digest(params: types.Params) -> str:
-  """SHA-256 of parameters: their names, dtypes, shapes and values."""
+  """Returns the SHA-256 of names, dtypes, shapes and values."""
   h = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     x = np.asarray(leaf)
@@ -147,7 +147,7 @@ def digest(params: types.Params) -> str:
 
 
 def dtype_of(x: Any) -> str:
-  """A model's dtype by its name, or given as jax.numpy.bfloat16."""
+  """Returns the name of a model's dtype, given by name or as jnp.bfloat16."""
   name = jnp.dtype(x).name if isinstance(x, type | np.dtype) else x
   if name not in DTYPES:
     raise ValueError(f'dtype={x!r}: {fields.choices(x, DTYPES)}')

@@ -80,7 +80,7 @@ class Blocks(NamedTuple):
 def settings(
   target: model_config.LMConfig, taps: tuple[int, ...], **changes
 ) -> EagleConfig:
-  """The config of an EAGLE draft whose layer is like the target's.
+  """Returns the config of an EAGLE draft whose layer is like the target's.
 
   taps: layers of the target, ascending, the last one included; else ValueError.
   changes: fields of LMConfig that differ in the draft's layer.
@@ -121,7 +121,7 @@ class Eagle(nnx.Module):
     self.norm = None if c.last_norm in ('none', 'target') else norm(H)
 
   def fused(self, features_BTE: Array) -> Array:
-    """The features as the first layer reads them: [B, T, H]."""
+    """Returns the features as the first layer reads them: [B, T, H]."""
     x, c = features_BTE, self.config
     if c.tap_norm == 'unit':
       x = normed(x, len(c.taps))
@@ -132,7 +132,7 @@ class Eagle(nnx.Module):
     return x if self.fuse is None else self.fuse(x)
 
   def remember(self, g_BTH: Array, views, writes):
-    """What `writes` returned for keys and values of features, of 'context'."""
+    """Writes keys and values of features, of 'context'; returns the caches."""
     assert self.feature_norm is not None
     g_BTH, caches = self.feature_norm(g_BTH), []
     for block, view, write in self.layers(views, writes):
@@ -140,14 +140,14 @@ class Eagle(nnx.Module):
     return tuple(caches)
 
   def layers(self, views, writes):
-    """(a layer, its view, its write) of each."""
+    """Yields (a layer, its view, its write)."""
     kinds = self.config.block.kinds
     for i, write in enumerate(writes):
       block = self.more[str(i)] if i else self.block
       yield block, views[kinds[i % len(kinds)]], write
 
   def __call__(self, e_BTH: Array, g_BTH: Array | None, views, writes):
-    """(what is fed back, and read by the head; what `writes` returned).
+    """Returns (the state that the head reads and that is fed back, caches).
 
     e_BTH, g_BTH: embeddings, and features as `fused` returns them, None of
       'context'.
@@ -173,12 +173,12 @@ class Eagle(nnx.Module):
 
 
 def normed(features: Array, taps: int) -> Array:
-  """Each tap divided by its root mean square, float32 or wider; 0 stays 0."""
+  """Divides each tap by its root mean square, float32 or wider; 0 stays 0."""
   return scaled(features, taps)[0]
 
 
 def scaled(features: Array, taps: int) -> tuple[Array, Array]:
-  """`normed`, and what each tap was multiplied by: [..., taps]."""
+  """Returns `normed` and the factor of each tap, [..., taps]."""
   parts = jnp.stack(jnp.split(features, taps, -1), -2)
   wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
@@ -187,17 +187,17 @@ def scaled(features: Array, taps: int) -> tuple[Array, Array]:
 
 @functools.cache
 def split(config: EagleConfig):
-  """(graphdef, abstract params); allocates no memory."""
+  """Returns (graphdef, abstract params); allocates no memory."""
   return nnx.split(nnx.eval_shape(lambda: Eagle(config)), nnx.Param)
 
 
 def shapes(config: EagleConfig) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shape and dtype of every parameter, by flat name."""
+  """Returns shape and dtype of every parameter, by flat name."""
   return lm.named(split(config))
 
 
 def init(config: EagleConfig, seed: int) -> dict[str, Array]:
-  """Random parameters by flat name, distributed as those of lm.init."""
+  """Draws parameters by flat name, distributed as those of lm.init."""
   out, key = {}, jax.random.key(seed)
   for name, s in shapes(config).items():
     key, own = jax.random.split(key)
@@ -206,20 +206,20 @@ def init(config: EagleConfig, seed: int) -> dict[str, Array]:
 
 
 def merge(config: EagleConfig, params) -> Eagle:
-  """The module with these parameters, nested as by lm.nest."""
+  """Returns the module with these parameters, nested as by lm.nest."""
   graphdef, _ = split(config)
   return nnx.merge(graphdef, nnx.State(params))
 
 
 def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
-  """The target's features, [B, T, E], as input of the draft: [B, T, H]."""
+  """Turns the target's features, [B, T, E], into an input, [B, T, H]."""
   return merge(config, params).fused(features_BTE)
 
 
 def reader(
   config: EagleConfig, target: types.Model, features: Array | None = None
 ) -> types.Model:
-  """The draft as a types.Model, for one call of apply with these features.
+  """Returns the draft as a types.Model, for one call of apply.
 
   Its parameters are those of `weights`; all but apply and compact is the
   target's.
@@ -258,7 +258,7 @@ def reader(
 
 
 def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:
-  """The draft's own embedding, or the target's: [B, T, H]."""
+  """Looks up the draft's own embedding, or the target's: [B, T, H]."""
   if 'embed' in params:
     return params['embed'].at[tokens_BT].get(mode='clip')
   assert target.embed is not None, 'drafters.eagle.make refuses such a target'
@@ -266,7 +266,7 @@ def embed(target: types.Model, params, tokens_BT, positions_BT) -> Array:
 
 
 def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
-  """Of its layers, each apart; see models.cache.of_layers."""
+  """Returns a cache for each layer; see models.cache.of_layers."""
   block = config.block
   if not block.run.scan_layers:
     return kv.of_layers(block, rows, slots, constrain)
@@ -277,7 +277,7 @@ def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
 def weights(
   layer: Any, ids: Any, target_params: Any, **own: Array
 ) -> dict[str, Any]:
-  """The parameters of `reader`: 'layer', 'head', 'ids', 'target', `own`.
+  """Returns parameters of `reader`: 'layer', 'head', 'ids', 'target', `own`.
 
   layer: parameters of Eagle, nested.
   ids: the draft's vocabulary, [R], as ids of the target; None: all of them,
@@ -306,7 +306,7 @@ class Logits(NamedTuple):
   vocab: int
 
   def whole(self) -> Array:
-    """Of all ids, [..., V]: -inf of those that it never proposes."""
+    """Returns logits of all ids, [..., V]: -inf where it never proposes."""
     if self.ids_R is None:
       return self.some
     shape = *self.some.shape[:-1], self.vocab
@@ -314,12 +314,12 @@ class Logits(NamedTuple):
     return out.at[..., self.ids_R].set(self.some, unique_indices=True)
 
   def id_of(self, place: Array) -> Array:
-    """The ids in these places of the last axis of `some`."""
+    """Returns the ids in these places of the last axis of `some`."""
     return place if self.ids_R is None else self.ids_R[place]
 
 
 def every(logits: Logits | Array) -> Logits:
-  """Logits as they are; an array [..., V] is of all ids."""
+  """Wraps an array [..., V] as the Logits of all ids."""
   if isinstance(logits, Logits):
     return logits
   return Logits(logits, None, logits.shape[-1])
@@ -328,7 +328,7 @@ def every(logits: Logits | Array) -> Logits:
 def logits(
   config: EagleConfig, target: types.Model, params, hidden: Array
 ) -> Logits:
-  """The Logits after these states: some [..., R], or [..., V] of all ids."""
+  """Returns the Logits after these states: some [..., R], or all [..., V]."""
   if 'ids' in params:
     few = reduced(config, params, hidden)
     return Logits(few, params['ids'], target.vocab)
@@ -339,7 +339,7 @@ def logits(
 
 
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
-  """Logits of the draft's vocabulary, [..., R], float32 or wider.
+  """Computes logits of the draft's vocabulary, [..., R], float32 or wider.
 
   Uses only the head and the last norm from params.
   """

@@ -31,7 +31,7 @@ class Cache(NamedTuple):
 
 
 def compact(cache: Cache, from_BK: Array, to_BK: Array) -> Cache:
-  """types.Model.compact: of the source nothing moves."""
+  """Moves slots as types.Model.compact; those of the source stay."""
   return cache._replace(own=kv.compact(cache.own, from_BK, to_BK))
 
 
@@ -43,7 +43,7 @@ def hidden(
   mask_B1I: Array,
   dropout: layers.Dropout | None = None,
 ) -> Array:
-  """The hidden states of a source, as wide as its mask; 0 past its embeddings.
+  """Computes hidden states of a source, as wide as its mask; 0 past x_BID.
 
   c, modules, params: of the encoder; see lm._modules.
   x_BID: embeddings of the source, or of the beginning that has all of it.
@@ -75,7 +75,7 @@ def hidden(
 
 
 def narrowest(c: model_config.LMConfig, lengths_B: Array, slots: int):
-  """A function that calls run(width) with a width that holds every source.
+  """Returns a function that calls run(width) with a width for every source.
 
   A pass of the CPU kernels costs by the row, and most sources are shorter than
   the buffer, which holds the longest: a quarter or a half of it may do.

@@ -50,7 +50,7 @@ class Norm(nnx.Module):
     return (y * last(scale)).astype(x.dtype)
 
   def packed(self, factor: float = 1.0) -> calls.Norm:
-    """As the kernels take it, with its scale times a factor."""
+    """Returns the norm as the kernels take it, its scale times a factor."""
     shift = None if self.bias is None else self.bias[...]
     kind, scale = 'rms' if shift is None else 'layer', self.scale[...]
     return calls.Norm(kind, _scaled(scale, factor), shift, self.eps)
@@ -87,7 +87,7 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(ends) if bias else None
 
   def __call__(self, x: Array, norm=None, **more) -> Array:
-    """Of norm(x), if there is one.
+    """Multiplies norm(x), or x, by the kernel.
 
     more: of a packed model, see weights.
     """
@@ -105,7 +105,7 @@ def head(
   hidden: Array,
   kernel: Any,
 ) -> Array:
-  """The logits after norm(hidden), float32 or wider.
+  """Computes the logits after norm(hidden), float32 or wider.
 
   norm: the last one; None: `hidden`, [..., D], is normed already.
   kernel: the output head, a matrix of models.weights.
@@ -142,7 +142,7 @@ class Attention(nnx.Module):
     )
 
   def __call__(self, x_BTD: Array, view: attention.View, write, norm=None):
-    """(what `o` reads, cache) of norm(x)."""
+    """Returns (the input of `o`, cache), from norm(x)."""
     c, (B, T, _) = self.config, x_BTD.shape
     H, G, C = c.heads, c.kv_heads, c.head_dim
     if c.run.packed:
@@ -209,7 +209,7 @@ class CrossAttention(nnx.Module):
     self.o = Linear(c, wide, c.width)
 
   def store(self, hidden_BID: Array, slots: int) -> kv.KVCache | kv.Panels:
-    """The keys and values of a source, from the encoder's hidden states.
+    """Computes keys and values of a source from the encoder's hidden states.
 
     Zero from the I-th of the slots on.
     """
@@ -223,7 +223,7 @@ class CrossAttention(nnx.Module):
     return kv.panels(cache) if c.run.packed else cache
 
   def __call__(self, x_BTD: Array, norm, store: Any, mask_B1I: Array):
-    """What `o` reads, of norm(x)."""
+    """Returns the input of `o`, from norm(x)."""
     c, (B, T, _), q_BTF = self.config, x_BTD.shape, self.q(x_BTD, norm)
     if c.run.packed:
       scale = c.query_scale or c.head_dim**-0.5
@@ -241,12 +241,12 @@ class Dropout(NamedTuple):
   rate: float
 
   def at(self, number) -> 'Dropout':
-    """That of the part of a model with this number."""
+    """Returns the dropout of one part of a model, by its number."""
     return self._replace(key=jax.random.fold_in(self.key, number))
 
 
 def drop(dropout: Dropout | None, part: int, x: Array) -> Array:
-  """x with dropout, with draws of its own for each part; None is no dropout."""
+  """Drops numbers of x, with its own draws for each part; None drops none."""
   if dropout is None:
     return x
   keep = 1.0 - dropout.rate
@@ -268,7 +268,7 @@ class MLP(nnx.Module):
     self.down = Linear(c, c.mlp, c.width, bias)
 
   def __call__(self, x: Array, norm=None) -> Array:
-    """What `down` reads, of norm(x)."""
+    """Returns the input of `down`, from norm(x)."""
     c = self.config
     if c.run.packed:
       up = self.gate_up if c.gated else self.up
@@ -308,7 +308,7 @@ class Block(nnx.Module):
     scale = self.config.residual_scale
 
     def add(x_BTD, part: int, linear: Linear, y_BTF, norm=None, scale=1.0):
-      """x + scale * norm(linear(y)), with dropout."""
+      """Returns x + scale * norm(linear(y)), with dropout."""
       packed = self.config.run.packed
       if packed and norm is None and scale == 1:
         return linear(y_BTF, add=x_BTD)

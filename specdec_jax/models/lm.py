@@ -64,7 +64,7 @@ class Ends(nnx.Module):
 
 
 def _modules(config: model_config.LMConfig):
-  """(graphdef, abstract params) of a block and of Ends; allocates no memory."""
+  """Splits a block and Ends: (graphdef, abstract params) each, no memory."""
   if config.dtype == 'float64' and not jax.config.read('jax_enable_x64'):
     raise ValueError("dtype='float64' needs 64 bits: set JAX_ENABLE_X64=1")
   return _split(config)
@@ -77,7 +77,7 @@ def _split(config: model_config.LMConfig):
 
 
 def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shape and dtype of every parameter's arrays, by flat name."""
+  """Returns shape and dtype of every parameter's arrays, by flat name."""
   block, ends = _modules(config)
   out = named(ends)
   for name, x in named(block).items():
@@ -92,7 +92,7 @@ def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def named(module) -> dict[str, jax.ShapeDtypeStruct]:
-  """The parameters of a module that nnx.split has, by flat name."""
+  """Returns the parameters of a module after nnx.split, by flat name."""
   shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return {
     '/'.join(map(str, path)): jax.tree.map(shape, leaf.get_value())
@@ -101,26 +101,26 @@ def named(module) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:
-  """{'layers/0/attn/q/kernel': x} -> {'layers': {'0': {'attn': ...}}}."""
+  """Makes {'layers': {'0': {'norm': x}}} of {'layers/0/norm': x}."""
   return traverse_util.unflatten_dict(flat, sep='/')
 
 
 def flatten(params: types.Params) -> dict[str, Any]:
-  """The inverse of nest; a matrix in weights.STORED is one parameter."""
+  """Inverts nest; a matrix in weights.STORED is one parameter."""
   name = lambda path: jax.tree_util.keystr(path, simple=True, separator='/')
   leaves = jax.tree_util.tree_leaves_with_path(params, weights.is_stored)
   return {name(path): leaf for path, leaf in leaves}
 
 
 def every_pass(name: str) -> bool:
-  """Whether each pass of a decoder reads all of a parameter, by flat name: not
-  tables of few rows of which it needs, nor what reads a source, once."""
+  """Tells by flat name whether each pass of a decoder reads all of a parameter:
+  of tables it reads a few rows, and a source is read once."""
   seldom = r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/'
   return not re.match(seldom, name)
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
-  """Random parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
+  """Draws parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
 
   Rows of the token and position tables are N(0, 1/width), relative positions
   N(0, 1). Where scores are not scaled (query_scale 1), kernels of q have a
@@ -146,7 +146,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
 
 
 def drawn(config: model_config.LMConfig, key, name: str, shape, dtype) -> Array:
-  """The random parameter of a name, as `init` has it."""
+  """Draws the parameter of a name, as `init` has it."""
   if name.endswith('scale'):
     return jnp.ones(shape, dtype)
   if name.endswith('bias'):
@@ -168,7 +168,7 @@ def make(
   vocab: int | None = None,
   constrain: Callable[..., Any] | None = None,
 ) -> types.Model:
-  """The model as pure functions; equal arguments give the same object.
+  """Returns the model as pure functions, the same object for equal arguments.
 
   ids: number of ids that are tokens; the others, padding, have logit -inf.
     None: all.
@@ -210,12 +210,12 @@ def _embed(config, params, tokens_BT, positions_BT, dropout=None):
 
 
 def _dropout(params, stack: int) -> layers.Dropout | None:
-  """Training's layers.Dropout, for the decoder (0) or the encoder (1)."""
+  """Returns training's dropout, for the decoder (0) or the encoder (1)."""
   return params['dropout'].at(stack) if 'dropout' in params else None
 
 
 def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
-  """The logit of one id at each position, [B, T]; no others are computed."""
+  """Computes the logit of one id at each position, [B, T], and no others."""
   ends = _ends(config, params)
   column_DBT = weights.of(ends.head.get_value()).columns(tokens_BT)
   wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
@@ -225,7 +225,7 @@ def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
 
 
 def _encode(config, constrain, params, source: types.Source, cache):
-  """types.Model.encode."""
+  """Encodes a source, as types.Model.encode."""
   (graphdef, _), _ = _modules(config)
   tokens_BI, lengths_B = source
   slots, dropout = tokens_BI.shape[1], _dropout(params, 1)
@@ -280,7 +280,7 @@ def _apply(
   views = attention.views(config, positions_BT, mask_BTS, at_BS, table_XH)
 
   def of_layer(view, i):
-    """The view of layer i, with its own source and dropout."""
+    """Returns the view of layer i, with its own source and dropout."""
     if config.encoder is not None:
       store = _pick(cache.store, i, 1) if scan else cache.store[i]
       view = view._replace(source=(store, cache.mask_B1I))
@@ -356,7 +356,7 @@ def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
 
 
 def _by_number(config, views):
-  """A function from a layer's number, which may be traced, to its View."""
+  """Returns a function from a layer's number, maybe traced, to its View."""
   if len(views) == 1:
     (only,) = views.values()
     return lambda i: only

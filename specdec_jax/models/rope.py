@@ -63,7 +63,7 @@ class Yarn:
     channels = 2 * len(freq)
 
     def channel(turns: float) -> float:
-      """The number of the channel pair that turns so often."""
+      """Returns the number of the channel pair that turns so often."""
       length = self.original_context / (2 * math.pi * turns)
       return channels * math.log(length) / (2 * math.log(theta))
 

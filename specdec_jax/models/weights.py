@@ -125,7 +125,7 @@ class Quantised:
   def shared(
     self, x: Array, bias: Array | None = None, gated: bool = False, **more
   ) -> list[Array]:
-    """[what linear returns, x as it was rounded]; see quantised.shared."""
+    """Returns [result of linear, x as it was rounded]; see quantised.shared."""
     columns = self.N // (2 if gated else 1)
     more |= dict(bias=bias, gated=gated, bits=self.bits, order=self.order)
     return quantised.shared(x, self.array, self.kind, columns, **more)
@@ -263,29 +263,29 @@ INTEGERS = 'int8', 'int4'
 
 
 def of(matrix: Any) -> Any:
-  """The methods of a matrix among a model's parameters."""
+  """Returns the methods of a matrix among a model's parameters."""
   return matrix if is_stored(matrix) else Dense(matrix)
 
 
 def is_stored(x: Any) -> bool:
-  """Whether x is a matrix of STORED: one parameter, of one or more arrays."""
+  """Tells whether x is of STORED: one parameter, of one or more arrays."""
   return isinstance(x, STORED)
 
 
 def rows(table: Any, ids: Array) -> Array:
-  """The rows of these numbers, clipped, of an array or Table: [..., D]."""
+  """Returns rows of an array or Table by number, clipped: [..., D]."""
   if isinstance(table, Table):
     return jnp.moveaxis(of(table.matrix).columns(ids), 0, -1)
   return jnp.asarray(table).at[ids].get(mode='clip')
 
 
 def pack(matrix_KN: Array, parts: int = 1) -> Panels:
-  """The panels of a matrix, or of so many of equal width side by side."""
+  """Packs a matrix, or so many of equal width side by side, into panels."""
   return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
 
 
 def coarsest(tree: Any) -> str:
-  """The dtype of the floats in a tree that rounds most.
+  """Returns the dtype of the floats in a tree that rounds most.
 
   But panels are multiplied in float32, whatever they hold, and the rows of
   TABLES are read as they are.
@@ -301,7 +301,7 @@ def coarsest(tree: Any) -> str:
 
 
 def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
-  """The bias of a packed model's matrix, with zeros where that is padded."""
+  """Pads the bias of a packed matrix with zeros where that is padded."""
   if isinstance(matrix, Beside):
     return bias_N.astype(jnp.float32)
   wide = quantised.WIDE if isinstance(matrix, Quantised) else calls.WIDE
@@ -309,7 +309,7 @@ def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
 
 
 def join(matrices: Sequence[Any], parts: int = 1) -> Any:
-  """Matrices side by side, or their biases, before they are packed.
+  """Joins matrices side by side, or their biases, before they are packed.
 
   parts: of the result, all that there are or 1.
   """
@@ -333,7 +333,7 @@ def join(matrices: Sequence[Any], parts: int = 1) -> Any:
 
 
 def matmul(x: Array, kernel: Array, dtype=None) -> Array:
-  """x @ kernel, accumulated in float32 or wider, cast to dtype (None: x's)."""
+  """Returns x @ kernel in dtype (None: x's), summed in float32 or wider."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   dot = functools.partial(
     jnp.matmul,

@@ -13,18 +13,18 @@ _MANY = 1024  # slots: a cache may round them up to whole panels
 
 
 def tree_bytes(tree: Any) -> int:
-  """Bytes of all arrays, over all devices, each shard counted once."""
+  """Counts bytes of all arrays, over all devices, each shard once."""
   bits = lambda x: x.size * jax.dtypes.itemsize_bits(x.dtype)
   return sum(map(bits, jax.tree.leaves(tree))) // 8
 
 
 def step_parameters(params: types.Params) -> int:
-  """Parameters that one forward pass reads whole (lm.every_pass)."""
+  """Counts parameters that one forward pass reads whole (lm.every_pass)."""
   return sum(math.prod(weights.of(x).shape) for _, x in _read_whole(params))
 
 
 def row_products(params: types.Params, length: int, source: int) -> float:
-  """Parameters times the tokens of a row of training that pass each of them.
+  """Counts products of a row of training: of each parameter and token.
 
   length, source: tokens of the row, and those that its encoder reads.
   """
@@ -34,18 +34,18 @@ def row_products(params: types.Params, length: int, source: int) -> float:
 
 
 def step_bytes(params: types.Params) -> int:
-  """Bytes of step_parameters."""
+  """Counts bytes of step_parameters."""
   return tree_bytes(dict(_read_whole(params)))
 
 
 def slot_bytes(model: types.Model, rows: int) -> float:
-  """Bytes of a cache for each of its slots, in all rows together."""
+  """Counts bytes of a cache for each of its slots, in all rows together."""
   cache = jax.eval_shape(lambda: model.init_cache(rows, _MANY))
   return tree_bytes(cache) / _MANY
 
 
 def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
-  """Bytes that an encoder leaves of each token of a source; 0 without one."""
+  """Counts bytes that an encoder leaves of a token of a source, or 0."""
   if (encode := model.encode) is None:
     return 0.0
   source = types.Source(np.zeros((rows, _MANY), int), np.zeros(rows, int))
@@ -54,12 +54,12 @@ def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
 
 
 def _read_whole(params: types.Params) -> list[tuple[str, Any]]:
-  """The parameters of a pass, by flat name."""
+  """Returns the parameters of a pass, by flat name."""
   return [x for x in lm.flatten(params).items() if lm.every_pass(x[0])]
 
 
 def own_leaves(params: types.Params, other: types.Params) -> list[types.Array]:
-  """The arrays that are not shared with the other, each once."""
+  """Returns the arrays that are not shared with the other, each once."""
   own = {id(x): x for x in jax.tree.leaves(params)}
   for x in jax.tree.leaves(other):
     own.pop(id(x), None)
@@ -67,7 +67,7 @@ def own_leaves(params: types.Params, other: types.Params) -> list[types.Array]:
 
 
 def layers_share(params: types.Params, count: int) -> float:
-  """Bytes of the first `count` layers over step_bytes, an estimate of time."""
+  """Estimates time: bytes of the first `count` layers over step_bytes."""
   if not count:
     return 0.0
   total = 0.0

@@ -28,7 +28,7 @@ _WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}
 def from_json(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[model_config.LMConfig, names.Naming]:
-  """(settings, naming of the weights) of the content of a config.json.
+  """Reads a config.json: returns (settings, naming of the weights).
 
   path: for error messages.
   """
@@ -48,7 +48,7 @@ def from_json(
 
 
 def _text(raw: dict[str, Any]) -> dict[str, Any]:
-  """The settings of the language model in those of one that sees images too.
+  """Returns the settings of the language model of one that sees images.
 
   Texts alone pass through nothing else of it.
   """
@@ -149,7 +149,7 @@ def _gemma3(s: Json) -> dict[str, Any]:
 
 
 def _gemmas(s: Json, period: int) -> dict[str, Any]:
-  """Settings common to Gemma 2 and 3.
+  """Returns settings common to Gemma 2 and 3.
 
   Without layer_types, every period-th layer is a global one.
   """
@@ -184,7 +184,7 @@ def _gpt2(s: Json) -> dict[str, Any]:
 
 
 def _t5(s: Json) -> dict[str, Any]:
-  """T5 1.0 and 1.1, which differ in their MLP and in their head.
+  """Reads T5 1.0 and 1.1, which differ in their MLP and in their head.
 
   Whether the head is tied is for the weights to tell: transformers 5 writes
   tie_word_embeddings=true for every T5.
@@ -255,7 +255,7 @@ def _window(s: Json) -> int | None:
 
 
 def _alike(s: Json, window: int | None) -> dict[str, Any]:
-  """The window of all layers, None for none."""
+  """Returns the same window of all layers, None for none."""
   kind = _GLOBAL if window is None else _LOCAL
   return _windows(s, [kind] * s.integer('num_hidden_layers'), window, (kind,))
 
@@ -263,7 +263,7 @@ def _alike(s: Json, window: int | None) -> dict[str, Any]:
 def _windows(
   s: Json, kinds: list[str], window: int | None, allowed: tuple = ()
 ) -> dict[str, Any]:
-  """The window of every layer.
+  """Returns the window of every layer.
 
   kinds: of attention of each layer, if the file does not say.
   allowed: what it may say; (): either, if there is a window.

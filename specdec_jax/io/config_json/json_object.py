@@ -21,13 +21,13 @@ class Json:
   seen: set[str] = dataclasses.field(default_factory=set)
 
   def value(self, key: str, derived: Any = None) -> Any:
-    """derived: what neither file nor defaults have."""
+    """Returns the value, the default, or what is derived from other keys."""
     found = self.nullable(key)
     found = self.defaults.get(key) if found is None else found
     return derived if found is None else found
 
   def nullable(self, key: str) -> Any:
-    """The default if the key is absent, None if it is null."""
+    """Returns the default if the key is absent, None if it is null."""
     self.seen.add(key)
     return self.raw[key] if key in self.raw else self.defaults.get(key)
 
@@ -38,7 +38,7 @@ class Json:
     return bool(value)
 
   def integer(self, key: str, derived: int | None = None) -> int:
-    """A positive integer."""
+    """Returns a positive integer."""
     value = self.value(key, derived)
     # JSON's true is an int in Python, and no size is near 2^40.
     if type(value) is not int or not 0 < value < 1 << 40:
@@ -46,14 +46,14 @@ class Json:
     return value
 
   def number(self, key: str, derived: float | None = None) -> float:
-    """A positive number."""
+    """Returns a positive number."""
     value = self.value(key, derived)
     if not isinstance(value, (int, float)) or not 0 < value < math.inf:
       self.refuse(f'{key}={value!r}', 'a positive number')
     return float(value)
 
   def cap(self, key: str) -> float | None:
-    """A positive number, or None if the key is null."""
+    """Returns a positive number, or None if the key is null."""
     return None if self.nullable(key) is None else self.number(key)
 
   def check(self, **allowed: tuple) -> None:

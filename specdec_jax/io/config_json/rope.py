@@ -14,9 +14,7 @@ LOCAL, GLOBAL = 'sliding_attention', 'full_attention'
 
 
 def read(s: Json) -> dict[str, Any]:
-  """Settings of LMConfig: rope_theta, rope_scaling and, if it is not
-  max_position_embeddings, context.
-  """
+  """Returns rope_theta, rope_scaling and, where they limit it, the context."""
   new, old = objects(s)
   nested = [x for x in new.values() if isinstance(x, dict)]
   if old:
@@ -35,8 +33,7 @@ def read(s: Json) -> dict[str, Any]:
 
 
 def read_both(s: Json) -> dict[str, Any]:
-  """The same for a family whose layers with a window have a base of their
-  own, local_rope_theta."""
+  """Reads two bases: layers with a window have local_rope_theta."""
   new, old = objects(s)
   if any(not isinstance(new[key] or {}, dict) for key in new):
     s.refuse(f'rope_parameters={new!r}', f'an object for {GLOBAL} and {LOCAL}')
@@ -49,7 +46,7 @@ def read_both(s: Json) -> dict[str, Any]:
 
 
 def objects(s: Json) -> tuple[dict[str, Any], dict[str, Any]]:
-  """(rope_parameters, rope_scaling), {} if absent."""
+  """Returns (rope_parameters, rope_scaling), {} if absent."""
   found = []
   for key in ('rope_parameters', 'rope_scaling'):
     rope = s.value(key) or {}
@@ -60,7 +57,7 @@ def objects(s: Json) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
-  """What `read` returns, of one set of rope settings."""
+  """Returns the same as `read`, of one set of rope settings."""
   context = s.integer('max_position_embeddings')
   # A key beside the object wins over one in it.
   first = 'original_max_position_embeddings'
@@ -77,7 +74,7 @@ def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dynamic(at: Json, *_) -> dict[str, Any]:
-  """None, for texts of the context: beyond it frequencies would depend on the
+  """Scales nothing: only beyond the context frequencies would depend on the
   text's length, and every cached key would have to be rotated anew."""
   at.number('factor')
   return dict(rope_scaling=None)
@@ -105,8 +102,8 @@ def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
 
 
 def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
-  """With the divisors of short texts, and a context of that length: in longer
-  ones other divisors would hold for all tokens, those before included."""
+  """Takes the divisors of short texts, and a context of their length: in longer
+  ones others would hold for all tokens, those before included."""
   factor = at.number('factor', context / first)
   size = 1.0
   if first < 2:

@@ -132,7 +132,7 @@ def read(file: File, source: str) -> text.Tokenizer:
 
 
 def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
-  """The other tokens that llama.cpp's loader lets end a reply."""
+  """Returns the other tokens that llama.cpp's loader lets end a reply."""
   texts = specials.ids_of(inner, ENDS)
   if '<|tool_response>' in texts:  # Gemma 4, where </s> is a tag of HTML
     texts.pop('</s>', None)
@@ -144,7 +144,7 @@ def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
 
 
 def _column(file, name: str, count: int, usual: float) -> list[float]:
-  """A number of each token; usual: what the field's absence stands for."""
+  """Reads a number of each token; usual: the value of an absent field."""
   absent = np.full(count, usual)
   values = file.field(f'tokenizer.ggml.{name}', np.ndarray, absent)
   if len(values) != count:
@@ -153,7 +153,7 @@ def _column(file, name: str, count: int, usual: float) -> list[float]:
 
 
 def _byte_level(file, ids, tokens, kinds):
-  """A BPE like GPT-2's: bytes as printable characters, merges by rank."""
+  """Makes a BPE like GPT-2's: printable characters for bytes, ranked merges."""
   if not (pre := file.field('tokenizer.ggml.pre', str, '')):
     warning = '%s: no tokenizer.ggml.pre: words are cut as under "default"'
     logging.warning(warning, file.path)
@@ -178,7 +178,7 @@ def _byte_level(file, ids, tokens, kinds):
 
 
 def _sentencepiece(file, ids, tokens, kinds):
-  """A BPE like Llama 2's: spaces are U+2581, bytes <0x0A>, merges by score."""
+  """Makes a BPE like Llama 2's: U+2581 for spaces, merges by score."""
   scores = _column(file, 'scores', len(tokens), 0.0)
   unknown = [tokens[i] for i, kind in enumerate(kinds) if kind == UNKNOWN]
   bpe = tokenizers.models.BPE(
@@ -202,7 +202,7 @@ def _sentencepiece(file, ids, tokens, kinds):
 
 
 def _merges(ids, tokens, kinds, scores) -> list[tuple[str, str]]:
-  """Every pair of tokens that joins to a token, by the score of the result.
+  """Returns every pair of tokens that joins to a token, by its score.
 
   SentencePiece stores scores instead of merges and joins the pair whose result
   scores highest, which is BPE with the merges in this order.

@@ -22,8 +22,8 @@ _ERRORS = TypeError, ValueError, ArithmeticError, LookupError, RecursionError
 
 
 def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Messages with texts as contents: parts are joined, an assistant's None is
-  ''; raises ValueError where there is no text."""
+  """Makes a text of each content: joins parts, takes an assistant's None for
+  ''; raises ValueError where there is none."""
   found = []
   for message in messages:
     role, said = message.get('role'), message.get('content')
@@ -45,7 +45,7 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(source: str, template: str, messages, specials) -> str:
-  """The text of a conversation, up to the start of the assistant's reply.
+  """Renders a conversation, up to the start of the assistant's reply.
 
   source: whose template it is, for errors.
   messages: of `texts`, with what else the template reads; a developer's are the

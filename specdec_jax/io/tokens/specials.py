@@ -40,7 +40,7 @@ _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-  """The settings of a folder's tokenizer_config.json.
+  """Reads a folder's tokenizer_config.json.
 
   Without added_tokens_decoder, those of special_tokens_map.json come first.
   """
@@ -56,7 +56,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, str]:
-  """Texts by name, such as bos_token: what chat templates call them.
+  """Returns texts by the names of chat templates, such as bos_token.
 
   The standard ones first, then a model's own: other keys that end with _token,
   and extra_special_tokens where it is a dict.
@@ -146,7 +146,7 @@ def rebuild(
 def turn_ends(
   inner: tokenizers.Tokenizer, more: Iterable[str] = ()
 ) -> list[int]:
-  """The ids of the tokens of TURN_ENDS, and of more texts, in their order."""
+  """Returns ids of the tokens of TURN_ENDS and of more texts, in order."""
   found = ids_of(inner, (*TURN_ENDS, *more))
   if any(all(x in found for x in calls) for calls in _CALLS):
     found.pop('<|end|>', None)
@@ -164,7 +164,7 @@ def hide(inner: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
 
 
 def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
-  """The ids of those texts that are tokens."""
+  """Returns the ids of those texts that are tokens."""
   pairs = ((x, inner.token_to_id(x)) for x in texts)
   return {text: i for text, i in pairs if i is not None}
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 
 def read(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
-  """The unigrams of a sentencepiece file, then <extra_id_99> to <extra_id_0>.
+  """Reads the unigrams of a file, then <extra_id_99> to <extra_id_0>.
 
   As T5Converter of transformers 5.23 has them. The file is a protocol buffer,
   whose fields have the numbers of sentencepiece_model.proto.
@@ -44,6 +44,6 @@ def read(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """(number, value) of each field of a message of a protocol buffer."""
+  """Returns (number, value) of each field of a protocol buffer."""
   found = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
   return [(x.field_number, x.data) for x in found]

@@ -33,7 +33,7 @@ class Stream:
     self._in_run = False
 
   def push(self, i: int) -> str:
-    """Reads an id; the text that became ready, '' while it waits."""
+    """Reads an id; returns the text that became ready, '' while it waits."""
     assert not self.stopped
     shown, new = self.ready, self._settled
     self._decode(i)
@@ -66,7 +66,7 @@ class Stream:
 
 
 def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
-  """Where to cut: the start of the stop string that is completed first.
+  """Returns where to cut: the start of the stop string completed first.
 
   Not the one that begins first: a stream would have cut before it ends.
   """
@@ -77,7 +77,7 @@ def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
 
 @functools.lru_cache(maxsize=8)  # 512 searches
 def run_bytes(tokenizer: Any) -> set[int]:
-  """The ids of bytes that are decoded in runs; none without byte fallback."""
+  """Returns ids of bytes that decode in runs; none without byte fallback."""
   inner = tokenizer.inner
   if inner.decoder is None or inner.decoder.decode(['<0x41>']) != 'A':
     return set()
@@ -87,7 +87,7 @@ def run_bytes(tokenizer: Any) -> set[int]:
 
 
 def _is_hidden(tokenizer: Any, i: int) -> bool:
-  """Whether decode leaves an id out: a special token, or none at all."""
+  """Tells whether decode leaves an id out: a special token, or none at all."""
   return not tokenizer.decode([i]) and (
     tokenizer.inner.id_to_token(i) is None
     or bool(tokenizer.decode([i], special=True))
@@ -96,7 +96,7 @@ def _is_hidden(tokenizer: Any, i: int) -> bool:
 
 @functools.lru_cache(maxsize=1 << 16)
 def bytes_of(tokenizer: Any, i: int) -> bytes:
-  """What an id adds to a text: alone it may decode to less, or to U+FFFD."""
+  """Returns the bytes that an id adds to a text; alone it may have fewer."""
   inner, known = tokenizer.inner, words.byte_characters()
   token, decoder = inner.id_to_token(i) or '', inner.decoder
   if i in run_bytes(tokenizer):
@@ -109,7 +109,7 @@ def bytes_of(tokenizer: Any, i: int) -> bytes:
 
 
 def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
-  """The text that each id adds to the text before; '' inside a character.
+  """Returns the text that each id adds; '' inside a character.
 
   Joined they equal the text of all ids, even where a later byte invalidates
   earlier ones, which a stream cannot take back.

@@ -14,7 +14,7 @@ TEKKEN = rf'{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{CUT}'
 
 
 def byte_characters() -> dict[str, int]:
-  """Each byte by the printable character that GPT-2's BPE has for it."""
+  """Returns each byte by the printable character of GPT-2's BPE."""
   plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
   moved = [b for b in range(256) if b not in plain]
   found = {chr(b): b for b in plain}
@@ -22,7 +22,7 @@ def byte_characters() -> dict[str, int]:
 
 
 def split(*words: str) -> list[pre_tokenizers.PreTokenizer]:
-  """The steps that cut by these patterns, one after another."""
+  """Returns the steps that cut by these patterns, one after another."""
   cut = lambda x: pre_tokenizers.Split(tokenizers.Regex(x), 'isolated')
   by_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
   return [*map(cut, words), by_bytes]
