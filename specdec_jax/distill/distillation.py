@@ -75,30 +75,27 @@ def digests(s: sections.Settings) -> dict[str, str]:
 
 def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   mesh, dtype = s.mesh.over(s.rows), s.teacher.dtype
-  load = functools.partial(build.load, s.teacher.source, dtype=dtype, mesh=mesh)
+  opened = sources.open_source(s.teacher.source)
+  _check_teacher(s.data, s.student, opened)
+  kind = kind_of(s.student)
+  taps = kind.check(s.student, s.data, opened)
+  load = functools.partial(build.load, opened, dtype=dtype, mesh=mesh)
   # Answers on the kernels if there are any: faster, but training needs 'xla'.
   ask = functools.partial(load, kernels=s.teacher.kernels)
   asked = ask() if s.teacher.quantised else None
   scan = False if s.student.layers else None  # apart, to pick single layers
   target = asked and dequantised(asked)
   target = target or load(scan_layers=scan, kernels='xla')
-  _check_teacher(s.data, s.student, target)
-  kind = kind_of(s.student)
-  start = kind.begin(s, target)
   asked = asked or ask()
   prompts = training_prompts.make(s.data, asked)
   answers = None  # the student samples all
   if s.data.completions == 'text':
     answers = prompts.texts
   elif s.data.completions != 'student':
-    kept = (target.config.depth - 1,) if s.data.keep else ()
-    answers = teacher.answer(s.data, asked, prompts.kept, start.taps or kept)
+    answers = teacher.answer(s.data, asked, prompts.kept, taps)
   del asked
-  ids = start.ids
-  if ids is None:
-    ids = students.vocabulary(s.student.vocabulary, target.ids, answers)
-  student = kind.make(s, start, target, ids)
-  del start  # the student has a copy
+  ids = students.vocabulary(s.student.vocabulary, target.ids, answers)
+  student = kind.make(s, target, ids)
 
   def write(params, about):
     facts = {
@@ -124,19 +121,19 @@ def dequantised(model: build.LanguageModel) -> build.LanguageModel:
 
 
 def _check_teacher(
-  data: sections.Data, student: sections.Student, target: build.LanguageModel
+  data: sections.Data, student: sections.Student, opened: sources.Source
 ) -> None:
-  """Raises ValueError for settings that this teacher cannot serve."""
-  if target.start is not None and student.kind != 'lm':
+  """Refuses settings that this teacher cannot serve."""
+  field, has = data.source_field, opened.start is not None
+  if has and student.kind != 'lm':
     raise ValueError(
-      f'student.kind={student.kind!r}: reads no source, but {target.label} has '
+      f'student.kind={student.kind!r}: reads no source, but {opened.label} has '
       'an encoder; give lm'
     )
-  students.check_length(data, 'teacher', target.config)
-  field, has = data.source_field, target.start is not None
+  students.check_length(data, 'teacher', opened.config)
   if (field and not has) or (has and not field and data.completions == 'text'):
     raise ValueError(
-      f'data.source_field={field!r}: {target.label} has '
+      f'data.source_field={field!r}: {opened.label} has '
       f'{"an" if has else "no"} encoder; name the field that one reads, or none'
     )
 

@@ -4,8 +4,10 @@ They compute in the dtype of their teacher.
 """
 
 import dataclasses
+import functools
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,68 +17,59 @@ from specdec_jax import build, hosts, types
 from specdec_jax.distill import eagle_loss, lm_student, sections, students
 from specdec_jax.drafters import dflash, draft_file
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.io import export, hf
+from specdec_jax.io import export, hf, sources
 from specdec_jax.io.published import eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
+from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
-  """Reads the draft at student.source, or draws random weights.
-
-  Refuses a teacher and a draft that do not match, or not these settings.
-  """
-  student, c, last = s.student, target.config, target.config.depth - 1
-  layout, ids = students.layout_of(target, c, s.mesh.fsdp), None
-  taps = student.taps or (last,)
-  if student.kind == 'eagle':
-    config = eagle.settings(c, taps)
-  else:
-    config = published(student, c)
-    export.settings(config.block)  # raises for what cannot be saved at the end
-    taps = (*(i for i in config.taps if i < last), last)
-  if not student.source:
-    wide = dataclasses.replace(config.block, dtype=students.wide(c))
-    params = eagle.init(dataclasses.replace(config, block=wide), s.run.seed)
-    if student.layers:
-      params |= _picked(student, target, params.keys())
-  else:
-    draft = draft_file.read_eagle(student.source)
-    file = draft_file.EAGLE, student.source
-    draft_file.check_tokenizer(*file, draft.about, target)
-    draft_file.fit_eagle(draft, student.source, target)
-    if (taps, student.vocabulary) != (draft.taps, len(draft.ids)):
-      raise ValueError(
-        f'student.source={student.source}: reads layers {draft.taps} and '
-        f'proposes {len(draft.ids)} ids; set student.taps and '
-        'student.vocabulary'
-      )
-    params, ids = draft.layer, draft.ids
-  return students.Start(config, params, ids, taps, layout)
+class Kind(NamedTuple):
+  reads: str  # of models.eagle.EagleConfig, as is
+  tap_norm: str
+  drafter: Any  # the module, with `make` and `view`
+  loss: Callable[..., step_lib.Loss]  # of eagle_loss
 
 
-# What others publish: settings of EagleConfig, by student.kind.
-_PUBLISHED: dict[str, dict[str, Any]] = {
+_CHAIN = eagle_drafter, eagle_loss.unrolled
+KINDS = {
+  'eagle': Kind('joined', 'unit', *_CHAIN),
   # The taps are recorded divided by their root mean square: a norm of each
   # undoes nothing.
-  'eagle3': dict(reads='beside', tap_norm='each'),
+  'eagle3': Kind('beside', 'each', *_CHAIN),
   # MiMo's module. FastMTP (Cai et al. 2025, https://arxiv.org/abs/2509.18362)
   # has one for all steps, whose own states it feeds back.
-  'mtp': dict(reads='joined', tap_norm='none'),
-  'dflash': dict(reads='context', tap_norm='none'),
+  'mtp': Kind('joined', 'none', *_CHAIN),
+  'dflash': Kind('context', 'none', dflash, eagle_loss.masked),
 }
 
 
-def published(
+def check(
+  student: sections.Student, data: sections.Data, teacher: sources.Source
+) -> tuple[int, ...]:
+  """Returns the layers of the teacher to record; refuses what does not fit."""
+  del data
+  config, last = config_of(student, teacher.config), teacher.config.depth - 1
+  if student.kind != 'eagle':
+    export.settings(config.block)  # raises for what cannot be saved at the end
+  if student.source:
+    _read(student, teacher)
+  return (*(i for i in config.taps if i < last), last)
+
+
+def config_of(
   student: sections.Student, c: model_config.LMConfig
 ) -> eagle.EagleConfig:
-  """The settings of a draft, as io.published reads it, for a teacher's.
+  """The config of a draft for a teacher's, as io.published reads it.
 
   Raises:
-    ValueError: taps that are no layers of the teacher, in increasing order.
+    ValueError: taps or layers that the teacher has not, or taps out of order.
   """
-  few, own = tuple(range(c.depth)[-3:]), {}  # below 7 layers EAGLE-3's repeat
+  if student.kind == 'eagle':
+    return eagle.settings(c, student.taps or (c.depth - 1,))
+  kind, few, own = KINDS[student.kind], tuple(range(c.depth)[-3:]), {}
+  # Below 7 layers EAGLE-3's repeat.
   taps = (1, c.depth // 2 - 1, c.depth - 4) if c.depth > 6 else few
   taps = student.taps or taps
   if student.kind == 'mtp':  # what the teacher's head reads
@@ -88,6 +81,7 @@ def published(
     )
   if student.kind == 'dflash':  # layers of Qwen3, whatever the teacher has
     own = dict(qk_norm=True, qkv_bias=False, o_bias=False)
+  students.check_layers(student, c)
   block = dataclasses.replace(
     c,
     depth=max(1, len(student.layers)),
@@ -101,14 +95,31 @@ def published(
     block,
     taps,
     tap_width=c.width,
+    tap_norm=kind.tap_norm,
+    reads=kind.reads,
     last_norm='fed',
     reads_first=False,
-    **_PUBLISHED[student.kind],
   )
 
 
-def _picked(student: sections.Student, target: build.LanguageModel, known):
-  """Parameters of the teacher's layers that the draft's begin as, by name."""
+def _read(student: sections.Student, teacher) -> draft_file.Eagle:
+  """Reads the draft at student.source; refuses one of another teacher."""
+  source, taps = student.source, config_of(student, teacher.config).taps
+  draft = draft_file.read_eagle(source)
+  draft_file.check_tokenizer(draft_file.EAGLE, source, draft.about, teacher)
+  draft_file.check_eagle(draft, source, teacher)
+  if (taps, student.vocabulary) != (draft.taps, len(draft.ids)):
+    raise ValueError(
+      f'student.source={source}: reads layers {draft.taps} and proposes '
+      f'{len(draft.ids)} ids; set student.taps and student.vocabulary'
+    )
+  return draft
+
+
+def _teacher_layers(
+  student: sections.Student, target: build.LanguageModel
+) -> dict[str, jax.Array]:
+  """Returns parameters of student.layers by their names in the draft."""
   picked = lm_student.pruned(target.config, target.params, student.layers)
   out = {}
   for name, x in convert.plain(*picked)[1].items():
@@ -116,7 +127,7 @@ def _picked(student: sections.Student, target: build.LanguageModel, known):
     if group == 'layers':
       number, name = rest
       out[f'more/{number}/{name}' if int(number) else f'block/{name}'] = x
-  return {name: x for name, x in out.items() if name in known}
+  return out
 
 
 def mask_id(target: build.LanguageModel) -> int:
@@ -129,57 +140,74 @@ def mask_id(target: build.LanguageModel) -> int:
 
 
 def make(
-  s: sections.Settings,
-  start: students.Start,
-  target: build.LanguageModel,
-  ids: np.ndarray,
+  s: sections.Settings, target: build.LanguageModel, ids: np.ndarray
 ) -> students.Student:
-  """Makes the student that proposes `ids`."""
-  config, layout, model = start.config, start.layout, target.model
-  student, gather = s.student, text_loss.gatherer(layout)
+  """Makes the student that proposes `ids`, or those of student.source."""
+  student, model = s.student, target.model
+  c, kind = target.config, KINDS[student.kind]
+  config, wide = config_of(student, c), students.wide(c)
+  if student.source:
+    _, params, ids, _ = _read(student, target)
+  else:
+    block = dataclasses.replace(config.block, dtype=wide)
+    params = eagle.init(dataclasses.replace(config, block=block), s.run.seed)
+    if student.layers:
+      theirs = _teacher_layers(student, target)
+      params |= {name: x for name, x in theirs.items() if name in params}
+  layout = students.layout_of(target, c, s.mesh.fsdp)
+  gather = text_loss.gatherer(layout)
   given = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()
     given |= {n: hosts.put(given[n], whole) for n in ('head', 'ids')}
-  wide = students.wide(target.config)
-  trained = lm.nest(students.copied(start.params, wide))
+  trained = lm.nest(students.copied(params, wide))
   if student.kind == 'eagle3':
     trained['head'] = jnp.array(given['head'], wide)
   draft: Any = config
-  module, loss_of = eagle_drafter, eagle_loss.unrolled
   if student.kind == 'dflash':
     draft = eagle.Blocks(config, mask_id(target), s.loss.unroll + 1)
-    module, loss_of = dflash, eagle_loss.masked
   constrain = layout and layout.constrain
-
-  def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
-    half = students.halved(params)
-    half |= students.halved(_beside(student, target, given))
-    path, there = folder / 'draft', hf.find(target.source)
-    facts = ids, about, str(there.resolve()) if there else target.label
-    save = lambda: eagle_export.save(path, draft, lm.nest(half), *facts)
-    if student.kind == 'eagle':
-      path = folder / 'draft.safetensors'
-      saved = draft_file.Eagle(config.taps, half, ids, about)
-      save = lambda: draft_file.write_eagle(path, saved)
-    hosts.from_first(save)
-    return path
-
   return students.Student(
     params=students.put(layout, trained),
-    loss=loss_of(draft, model, s.loss, gather),
+    loss=kind.loss(draft, model, s.loss, gather),
     frozen={n: given[n] for n in ('target', 'head')},
     weights=lambda params: given | eagle_loss.drafting(config, params, gather),
-    drafter=lambda gamma: module.make(
+    drafter=lambda gamma: kind.drafter.make(
       draft, model, gamma=gamma, constrain=constrain
     ),
-    model=module.view(draft, model),
-    write=write,
+    model=kind.drafter.view(draft, model),
+    write=functools.partial(_write, student, target, draft, given),
   )
 
 
+def _write(
+  student: sections.Student,
+  target: build.LanguageModel,
+  draft: Any,
+  given: types.Params,
+  folder: pathlib.Path,
+  params: types.Params,
+  about: dict[str, Any],
+) -> pathlib.Path:
+  """Writes a file of ours (eagle), or a folder as others publish them."""
+  params = params | _beside(student, target, given)
+  half = students.halved(params)
+  path, ids = folder / 'draft', np.asarray(hosts.fetch(given['ids']))
+  if student.kind == 'eagle':
+    path = folder / 'draft.safetensors'
+    saved = draft_file.Eagle(draft.taps, half, ids, about)
+    hosts.from_first(lambda: draft_file.write_eagle(path, saved))
+    return path
+  there = hf.find(target.source)
+  facts = ids, about, str(there.resolve()) if there else target.label
+  hosts.from_first(
+    lambda: eagle_export.save(path, draft, lm.nest(half), *facts)
+  )
+  return path
+
+
 def _beside(student: sections.Student, target, given) -> dict[str, jax.Array]:
-  """What a file has of the target."""
+  """Returns the target's parameters that a file has beside the draft's."""
   V = target.config.vocab
   if student.kind == 'eagle3':  # speculators may not read the target's
     every_1V = jnp.arange(V)[None]

@@ -20,74 +20,80 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
-  """Takes layers of the teacher, reads student.source or draws random weights.
-
-  Refuses what does not match this teacher or these settings, and what could not
-  be saved.
-  """
-  student, ids = s.student, None
-  if student.size:
-    config, params = _sized(student, target, s.run.seed)
-  elif student.source:
-    draft = _read(student, target)
-    config, params = draft.config, draft.params
-    if draft.draft_ids:
-      ids = np.array(draft.as_draft[0].proposes)
-  else:
-    config, params = pruned(target.config, target.params, student.layers)
-    # Fused on a mesh too, unlike the teacher: the same student on any devices.
-    # A copy of the containers: fusing modifies them.
-    config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
+def check(
+  student: sections.Student, data: sections.Data, teacher: sources.Source
+) -> tuple[int, ...]:
+  """Returns the layers of the teacher to record; refuses what does not fit."""
+  config, ids = config_of(student, teacher)
+  if student.vocabulary and not ids and data.completions == 'student':
+    raise ValueError(
+      f'student.vocabulary={student.vocabulary}: the completions of a student '
+      "cannot be counted before training; give data.completions='mixed', or 0 "
+      'for all ids'
+    )
   export.settings(config)  # raises for what cannot be saved at the end
-  students.check_length(s.data, 'student', config)
-  layout = students.layout_of(target, config, s.mesh.fsdp)
-  return students.Start(config, params, ids, (), layout)
+  students.check_length(data, 'student', config)
+  return (teacher.config.depth - 1,) if data.keep else ()
 
 
-def _sized(
-  student: sections.Student, target: build.LanguageModel, seed: int
-) -> tuple[model_config.LMConfig, types.Params]:
-  """(config, params) of student.size, random but for what is shared."""
-  theirs = target.config
-  config = model_config.sized(student.size, vocab=theirs.vocab)
-  _check_encoder(student.size, config, target)
-  config = dataclasses.replace(config, start=theirs.start)
-  if not student.share:
-    return config, lm.init(config, seed)
-  if config.width != theirs.width:
+def config_of(
+  student: sections.Student, teacher: Any
+) -> tuple[model_config.LMConfig, tuple[int, ...]]:
+  """Returns a student's config, and the ids that its source proposes or ().
+
+  teacher: a Source, or that model in memory. One that does not match is
+  refused.
+  """
+  theirs, ids = teacher.config, ()
+  students.check_layers(student, theirs)
+  if student.layers:
+    return theirs.of_layers(student.layers), ids
+  if student.size:
+    config = model_config.sized(student.size, vocab=theirs.vocab)
+    config = dataclasses.replace(config, start=theirs.start)
+  else:
+    draft = sources.open_source(student.source)
+    config, ids = draft.config, draft.draft_ids
+    tokenizer.check_same(teacher.tokenizer, draft.tokenizer)
+    if len(ids) not in (0, student.vocabulary):
+      raise ValueError(
+        f'student.source={student.source}: proposes {len(ids)} ids; set '
+        'student.vocabulary to these'
+      )
+  if (config.encoder is None) != (theirs.encoder is None):
+    raise ValueError(
+      f'student {student.size or student.source} and teacher {teacher.label}: '
+      'one has no encoder; both need one, or neither'
+    )
+  if student.share and config.width != theirs.width:
     raise ValueError(
       f'student.share: size {student.size} has width {config.width}, '
-      f'{target.label} {theirs.width}; give share=False'
+      f'{teacher.label} {theirs.width}; give share=False'
     )
-  same = {n: getattr(theirs, n) for n in ('tied', 'head_scale', 'encoder')}
-  config = dataclasses.replace(config, **same)
-  params = lm.init(config, seed)
-  _, shared = split_shared(params, share=True)
-  return config, params | {n: target.params[n] for n in shared}
+  if student.share:
+    same = {n: getattr(theirs, n) for n in ('tied', 'head_scale', 'encoder')}
+    config = dataclasses.replace(config, **same)
+  return config, ids
 
 
-def _read(
-  student: sections.Student, target: build.LanguageModel
-) -> build.LanguageModel:
-  """The model at student.source."""
-  draft = sources.open_source(student.source)
-  _check_encoder(student.source, draft.config, target)
-  tokenizer.check_same(target.tokenizer, draft.tokenizer)
-  if len(draft.draft_ids) not in (0, student.vocabulary):
-    raise ValueError(
-      f'student.source={student.source}: proposes {len(draft.draft_ids)} ids; '
-      'set student.vocabulary to these'
+def _initial(
+  student: sections.Student, target: build.LanguageModel, seed: int
+) -> tuple[model_config.LMConfig, types.Params, tuple[int, ...]]:
+  """Returns the config, first parameters and own ids of a student."""
+  config, ids = config_of(student, target)
+  if student.source:
+    draft = build.load(
+      student.source, dtype='float32', scan_layers=False, kernels='xla'
     )
-  return build.load(draft, dtype='float32', scan_layers=False, kernels='xla')
-
-
-def _check_encoder(name: str, config: Any, target: build.LanguageModel) -> None:
-  if (config.encoder is None) != (target.config.encoder is None):
-    raise ValueError(
-      f'student {name} and teacher {target.label}: one has no encoder; both '
-      'need one, or neither'
-    )
+    return draft.config, draft.params, ids
+  if student.size:
+    params = lm.init(config, seed)
+    _, shared = split_shared(params, student.share)
+    return config, params | {n: target.params[n] for n in shared}, ids
+  config, params = pruned(target.config, target.params, student.layers)
+  # Fused on a mesh too, unlike the teacher: the same student on any devices.
+  # A copy of the containers: fusing modifies them.
+  return *convert.fuse(config, jax.tree.map(lambda x: x, params)), ids
 
 
 def pruned(
@@ -95,11 +101,6 @@ def pruned(
 ) -> tuple[model_config.LMConfig, types.Params]:
   """Returns (config, params) of some layers of a model that has them apart."""
   assert not config.run.scan_layers, 'load it with scan_layers=False'
-  if not set(layers) <= set(range(config.depth)):
-    raise ValueError(
-      f'student.layers={tuple(layers)}: allowed are those of the teacher, 0 to '
-      f'{config.depth - 1}'
-    )
   kept = {str(n): params['layers'][str(i)] for n, i in enumerate(layers)}
   return config.of_layers(layers), params | {'layers': kept}
 
@@ -111,24 +112,21 @@ def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
 
 
 def make(
-  s: sections.Settings,
-  start: students.Start,
-  target: build.LanguageModel,
-  ids: np.ndarray,
+  s: sections.Settings, target: build.LanguageModel, ids: np.ndarray
 ) -> students.Student:
-  """Makes the student that proposes `ids`."""
-  student, dtype = s.student, students.wide(start.config)
-  config = start.config.running(dtype=dtype)
-  params = students.copied(start.params, dtype)
+  """Makes the student that proposes `ids`, or those of student.source."""
+  student = s.student
+  config, params, own = _initial(student, target, s.run.seed)
+  layout = students.layout_of(target, config, s.mesh.fsdp)
+  dtype = students.wide(config)
+  config, params = config.running(dtype=dtype), students.copied(params, dtype)
   full_DV = None
   if student.vocabulary:
     # A copy: training donates its arrays.
     full_DV = np.array(hosts.fetch(params['head']))
-    config, params = convert.reduce(config, params, ids.tolist())
-  trained, shared = split_shared(
-    students.put(start.layout, params), student.share
-  )
-  constrain = start.layout and start.layout.constrain
+    config, params = convert.reduce(config, params, own or ids.tolist())
+  trained, shared = split_shared(students.put(layout, params), student.share)
+  constrain = layout and layout.constrain
   model = lm.make(
     config, ids=target.ids, vocab=target.model.vocab, constrain=constrain
   )
@@ -141,10 +139,10 @@ def make(
     teacher,
     s.loss,
     ids=target.ids,
-    layout=start.layout,
+    layout=layout,
     over=target.layout,
   )
-  gather = text_loss.gatherer(start.layout)
+  gather = text_loss.gatherer(layout)
   return students.Student(
     params=trained,
     loss=value,

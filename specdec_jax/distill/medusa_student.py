@@ -16,43 +16,39 @@ import numpy as np
 from specdec_jax import build, hosts, types
 from specdec_jax.distill import sections, students
 from specdec_jax.drafters import draft_file, medusa
-from specdec_jax.io import files
+from specdec_jax.io import files, sources
 from specdec_jax.io.published import medusa_heads
 from specdec_jax.models import lm
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def begin(s: sections.Settings, target: build.LanguageModel) -> students.Start:
-  """Makes a first head, of which there will be loss.unroll.
-
-  Its block is the identity, and its matrix, unless it is shared, the teacher's.
-  """
-  c = target.config
-  zeros = lambda *shape: jnp.zeros(shape, students.wide(c))
-  layer = {'kernel': zeros(c.width, c.width), 'bias': zeros(c.width)}
-  own = {} if s.student.share else {'head': target.params['head']}
-  head, taps = {'layers': {'0': layer}} | own, (c.depth - 1,)
-  layout = students.layout_of(target, c, s.mesh.fsdp)
-  return students.Start(c, head, np.arange(target.ids), taps, layout)
+def check(
+  student: sections.Student, data: sections.Data, teacher: sources.Source
+) -> tuple[int, ...]:
+  """Returns the layers of the teacher to record: its last."""
+  del student, data
+  return (teacher.config.depth - 1,)
 
 
 def make(
-  s: sections.Settings,
-  start: students.Start,
-  target: build.LanguageModel,
-  ids: np.ndarray,
+  s: sections.Settings, target: build.LanguageModel, ids: np.ndarray
 ) -> students.Student:
-  """Makes the student of loss.unroll heads, of all ids."""
-  c, model, gather = (
-    start.config,
-    target.model,
-    text_loss.gatherer(start.layout),
-  )
+  """Makes the student of loss.unroll heads, of all ids.
+
+  Their blocks are the identity, and their matrices, unless they are shared, the
+  teacher's.
+  """
+  c, model, wide = target.config, target.model, students.wide(target.config)
   assert len(ids) == target.ids
+  layout = students.layout_of(target, c, s.mesh.fsdp)
+  gather = text_loss.gatherer(layout)
+  zeros = lambda *shape: jnp.zeros(shape, wide)
+  layer = {'kernel': zeros(c.width, c.width), 'bias': zeros(c.width)}
+  own = {} if s.student.share else {'head': target.params['head']}
+  head = {'layers': {'0': layer}} | own
+  params = {str(i): students.copied(head, wide) for i in range(s.loss.unroll)}
   heads = medusa.Heads(model, target.ids, c.depth, c.width, c.activations)
-  copy = lambda: students.copied(start.params, students.wide(c))
-  params = {str(i): copy() for i in range(s.loss.unroll)}
 
   def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
     path, half = folder / 'draft', students.halved(params)
@@ -60,7 +56,7 @@ def make(
     return path
 
   return students.Student(
-    params=students.put(start.layout, params),
+    params=students.put(layout, params),
     loss=ahead(heads, c.dtype, s.loss, gather),
     frozen=target.params,
     weights=lambda params: {

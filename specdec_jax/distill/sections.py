@@ -35,7 +35,7 @@ _WITHOUT = {
   'medusa': ('taps', 'size', 'layers', 'source', 'vocabulary'),
   'mtp': ('taps', 'size', 'layers', 'source'),
 }
-# What there are loss.unroll of, in students that draft that many tokens.
+# What loss.unroll counts, for students that draft a window in one pass.
 WIDE = {'dflash': 'masks', 'medusa': 'heads'}
 
 

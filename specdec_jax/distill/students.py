@@ -1,8 +1,8 @@
 """What all kinds of drafts are to a distillation.
 
-Their modules, such as eagle_student.py, have the same two functions. `begin`
-checks all that needs no answers of the teacher, and returns a Start; `make`
-turns that into a Student once the vocabulary is known. Losses share the rest.
+Their modules, such as eagle_student.py, have the same two functions. `check`
+refuses what does not fit, before any weights are read; `make` makes a Student
+once the teacher has answered. Losses share the rest.
 """
 
 import pathlib
@@ -21,16 +21,6 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 Array = jax.Array
-
-
-class Start(NamedTuple):
-  """What a student begins with."""
-
-  config: Any  # of its model, an eagle.EagleConfig or an LMConfig
-  params: types.Params  # initial values, which `make` copies
-  ids: np.ndarray | None  # its vocabulary; None: yet to be chosen
-  taps: tuple[int, ...]  # layers of the teacher that are recorded for it
-  layout: sharding.Layout | None  # of what is trained
 
 
 class Student(NamedTuple):
@@ -52,15 +42,10 @@ def vocabulary(
   """Returns the ids that a student can propose, ascending.
 
   The `size` most frequent ones of the completions, of equally frequent ones the
-  smaller; all of the teacher's `ids` where size is 0.
+  smaller; all of the teacher's `ids` where size is 0, or nothing is counted.
   """
-  if not size:
+  if not size or answers is None:
     return np.arange(ids)
-  if answers is None:
-    raise ValueError(
-      f'student.vocabulary={size}: the completions of a student cannot be '
-      "counted before training; give data.completions='mixed', or 0 for all ids"
-    )
   rows = teacher.rows(answers)
   counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
   most = np.argsort(-counts, kind='stable')[:size]
@@ -102,6 +87,17 @@ def wide(config: model_config.LMConfig) -> str:
 def copied(params: types.Params, dtype: str) -> types.Params:
   """Copies parameters: training donates its own."""
   return jax.tree.map(lambda x: jnp.array(x, dtype), params)
+
+
+def check_layers(
+  student: sections.Student, teacher: model_config.LMConfig
+) -> None:
+  """Refuses student.layers that the teacher has not."""
+  if not set(student.layers) <= set(range(teacher.depth)):
+    raise ValueError(
+      f'student.layers={student.layers}: allowed are those of the teacher, '
+      f'0 to {teacher.depth - 1}'
+    )
 
 
 def check_length(

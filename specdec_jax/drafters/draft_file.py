@@ -205,13 +205,21 @@ def fit_eagle(
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """(config, weights.draft) of a draft for this target, on its devices.
-
-  ValueError: it was made for other sizes, or its vocabulary does not fit the
-  target's.
+  """Returns (config, weights.draft) of a draft, on its target's devices.
 
   source: of the file, for error messages.
   put: the sharding of the draft's parameters; None: the default device.
+  """
+  config = check_eagle(draft, source, target)
+  return eagle_folder.placed(config, draft.layer, draft.ids, target, put)
+
+
+def check_eagle(
+  draft: Eagle, source: str | os.PathLike, target: Any
+) -> eagle.EagleConfig:
+  """Returns the config of a draft; refuses one for other sizes or ids.
+
+  target: a LanguageModel, or a Source whose weights are not read yet.
   """
   try:
     config = eagle.settings(target.config, draft.taps)
@@ -227,7 +235,7 @@ def fit_eagle(
       f'eagle {source}: damaged: its vocabulary is not a list of different ids '
       f'below {target.ids}'
     )
-  return eagle_folder.placed(config, draft.layer, ids, target, put)
+  return config
 
 
 # --- layers on the target's embedding, head and encoder ----------------------

@@ -112,11 +112,7 @@ class Checkpoints:
     """
     self.wait()
     newest = max(hosts.from_first(self._usable), default=-1)
-    if step <= newest:
-      raise ValueError(
-        f'step={step}: {self.folder} has step {newest}, which would be '
-        'restored instead of it; go on from there or give another folder'
-      )
+    assert step > newest, (step, newest)  # which would be restored instead
     leaves = _named(arrays)
     facts = json.loads(json.dumps(facts))  # a copy, as restore returns it
     content = Manifest(step, best, facts, _kinds(leaves), files={})

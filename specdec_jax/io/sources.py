@@ -59,6 +59,11 @@ class Source:
     """As LanguageModel.start."""
     return self.config.start
 
+  @property
+  def ids(self) -> int:
+    """As LanguageModel.ids."""
+    return min(self.tokenizer.size, self.config.vocab)
+
   @functools.cached_property
   def kinds(self) -> Mapping[str, str]:
     """How those of its parameters are stored that are quantised, by name."""

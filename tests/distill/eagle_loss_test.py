@@ -33,7 +33,7 @@ def test_the_loss_is_the_divergence_from_the_teacher(x64, temperature, kind):
   if kind != 'eagle':
     own = dict(kind=kind, taps=(0,) * eagle3)
     student = runs.settings(student=own).student
-    config = eagle_student.published(student, target.config)
+    config = eagle_student.config_of(student, target.config)
   ids = np.arange(3, 203, 2)
   draw = np.random.default_rng(0)
   tokens = jnp.asarray(draw.integers(0, 256, (2, 7)), jnp.int32)
@@ -110,7 +110,7 @@ GAMMA, B, IDS = medusa_test.GAMMA, medusa_test.B, medusa_test.IDS
 
 
 def a_dflash(folder):
-  """(target, Start, Student) of two layers that draft some ids."""
+  """(target, config, Student) of two layers that draft some ids."""
   tiny.write_folder(folder, medusa_test.CONFIG, weights=medusa_test.MODEL)
   target = build.load(
     str(folder), dtype='float64', scan_layers=False, kernels='xla'
@@ -118,8 +118,9 @@ def a_dflash(folder):
   own = dict(kind='dflash', layers=(1, 0), taps=(0, 1))
   changes = dict(teacher=dict(dtype='float64'), loss=dict(unroll=GAMMA))
   ids = np.arange(1, IDS, 2)
-  _, start, made = runs.made(target, ids, student=own, **changes)
-  return target, start, made, ids
+  s, made = runs.made(target, ids, student=own, **changes)
+  config = eagle_student.config_of(s.student, target.config)
+  return target, config, made, ids
 
 
 def a_batch(target, taps, tokens_BL, counted_BL):
@@ -157,15 +158,15 @@ def logits_of(made, config, target, batch, start_B):
 def test_blocks_are_trained_as_they_are_decoded(x64, tmp_path):
   """All q of all windows of a text are those of the blocks that the loss reads
   at once, wherever a row is cut."""
-  target, start, made, ids = a_dflash(tmp_path / 'm')
+  target, config, made, ids = a_dflash(tmp_path / 'm')
   texts, seen = medusa_test.proposals(
     target, made.drafter(GAMMA), made.weights(made.params)
   )
   tokens = np.asarray(fakes.pad(texts, medusa_test.L))
-  batch, _ = a_batch(target, start.taps, tokens, tokens < 0)
+  batch, _ = a_batch(target, config.taps, tokens, tokens < 0)
   size, found = GAMMA + 1, []
   for cut in range(size):
-    logits = logits_of(made, start.config, target, batch, np.full(B, cut))
+    logits = logits_of(made, config, target, batch, np.full(B, cut))
     found.append(np.asarray(jax.nn.softmax(logits, -1)))
   compared = 0
   for b, n, _, q_KV, _ in seen:
@@ -181,15 +182,15 @@ def test_blocks_are_trained_as_they_are_decoded(x64, tmp_path):
 @pytest.mark.more
 def test_the_loss_of_blocks(x64, tmp_path):
   """Of one way to cut a row, in NumPy; the keys of steps give every way."""
-  target, start, made, ids = a_dflash(tmp_path / 'm')
+  target, config, made, ids = a_dflash(tmp_path / 'm')
   draw, T, size = np.random.default_rng(0), 10, GAMMA + 1
   tokens = draw.integers(0, IDS, (1, T)).astype(np.int32)
   counted = np.arange(T)[None] >= 2
-  batch, full = a_batch(target, start.taps, tokens, counted)
+  batch, full = a_batch(target, config.taps, tokens, counted)
   p_TV = np.asarray(jax.nn.softmax(full, -1))[0][:, ids]
   wanted = []
   for cut in range(size):
-    logits = logits_of(made, start.config, target, batch, [cut])
+    logits = logits_of(made, config, target, batch, [cut])
     q_ASV, sums = np.asarray(jax.nn.softmax(logits, -1))[0], []
     for k in range(1, size):
       each = []

@@ -28,18 +28,19 @@ OWN = {
 
 
 def untrained(target, ids=None, **student):
-  """(settings, Start, Student) of these ids, or of random ones."""
+  """(settings, config, Student) of these ids, or of random ones."""
   if ids is None:
     size = student['vocabulary'] or target.ids
     ids = np.sort(np.random.default_rng(0).permutation(target.ids)[:size])
-  return runs.made(target, ids, student=student)
+  s, made = runs.made(target, ids, student=student)
+  return s, eagle_student.config_of(s.student, target.config), made
 
 
 @pytest.mark.parametrize('name', OWN)
 def test_what_is_saved_is_read_bit_for_bit(tmp_path, name):
   target = build.load('random:tiny', scan_layers=False, kernels='xla')
-  s, start, made = untrained(target, **OWN[name])
-  draw, config = np.random.default_rng(1).normal, start.config
+  s, config, made = untrained(target, **OWN[name])
+  draw = np.random.default_rng(1).normal
   params = jax.tree.map(
     lambda x: draw(size=x.shape).astype('f2').astype('f4'), made.params
   )
@@ -74,7 +75,7 @@ def test_taps_that_nobody_gave_are_layers_of_the_teacher(kind):
   student, found = runs.settings(student=dict(kind=kind)).student, {}
   for depth in range(1, 41):
     c = dataclasses.replace(model_config.sized('tiny'), depth=depth)
-    taps = found[depth] = eagle_student.published(student, c).taps
+    taps = found[depth] = eagle_student.config_of(student, c).taps
     assert taps == tuple(sorted({*taps} & {*range(depth)}))
     assert len(taps) == min(depth, 3)
   # EAGLE-3's of Llama 3.1 8B, counted from 1: 2, 16, 29.
@@ -96,7 +97,7 @@ def test_speculators_reads_what_is_saved(tmp_path, name):
   model = tmp_path / 'model'
   export.save(model, c, jax.tree.map(half, first.params), first.tokenizer)
   target = build.load(str(model), scan_layers=False, kernels='xla')
-  s, start, made = untrained(target, **OWN[name])
+  s, config, made = untrained(target, **OWN[name])
   draw = np.random.default_rng(1)
   moved = lambda x: half(x + draw.normal(0, 0.1, x.shape))
   params = jax.tree.map(moved, made.params)
@@ -109,12 +110,12 @@ def test_speculators_reads_what_is_saved(tmp_path, name):
   want = make.logits(theirs.eval(), tokens, features)
   weights = made.weights(params)
   if name == 'eagle3':
-    draft = start.config, weights, target.model
+    draft = config, weights, target.model
     found = published_test.logits(*draft, tokens, features)
     want = [x[: len(tokens) - k] for k, x in enumerate(want)]
   else:
     mask = eagle_student.mask_id(target)
-    draft = eagle.Blocks(start.config, mask, s.loss.unroll + 1), target.model
+    draft = eagle.Blocks(config, mask, s.loss.unroll + 1), target.model
     each = [
       dflash_test.after(*draft, weights, tokens, features, n + 1)
       for n in range(len(want))

@@ -80,7 +80,7 @@ def test_a_head_learns_the_teachers_law_of_the_token_it_drafts(
 @pytest.mark.parametrize('share', [True, False])
 def test_heads_begin_as_the_teachers_own_prediction(share):
   target = build.load('random:tiny', kernels='xla')
-  s, _, made = runs.made(target, student=OWN | dict(share=share))
+  s, made = runs.made(target, student=OWN | dict(share=share))
   assert len(made.params) == s.loss.unroll
   c, weights = target.config, made.weights(made.params)
   heads = medusa.Heads(target.model, target.ids, c.depth, c.width, 'float32')

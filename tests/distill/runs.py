@@ -3,6 +3,7 @@
 import json
 import pathlib
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -77,12 +78,12 @@ def whole_and_killed(folder: pathlib.Path, config: str = 'eagle', **changes):
 
 
 def made(target, ids=None, config: str = 'eagle', **changes):
-  """(settings, Start, Student) of these ids, or those that it begins with."""
+  """(settings, Student) of these ids, or of all."""
   s = settings(config, **changes)
   kind = distillation.kind_of(s.student)
-  start = kind.begin(s, target)
-  ids = start.ids if ids is None else ids
-  return s, start, kind.make(s, start, target, ids)
+  kind.check(s.student, s.data, target)
+  ids = np.arange(target.ids) if ids is None else ids
+  return s, kind.make(s, target, ids)
 
 
 def losses(lines) -> list[float]:

@@ -166,7 +166,7 @@ def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path):
 def test_a_student_of_all_layers_is_its_teacher(share):
   target = build.load(TEACHER, scan_layers=False, kernels='xla')
   own = dict(layers=(0, 1), vocabulary=0, share=share)
-  s, _, student = runs.made(target, np.arange(512), 't5', student=own)
+  s, student = runs.made(target, np.arange(512), 't5', student=own)
   assert ('encoder' in student.params) != share
   assert ('encoder' in student.frozen['shared']) == share
   sources = [[5, 6, 7, 256], [9, 256], list(range(20, 31))]

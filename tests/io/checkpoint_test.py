@@ -253,10 +253,3 @@ def test_a_full_disk_loses_nothing(folder, monkeypatch, module, name):
   assert sorted(os.listdir(folder)) == ['1', '2']
   got = c.restore(saved.like(saved.state(0))).arrays
   assert saved.content(got) == saved.content(saved.state(2))
-
-
-def test_a_step_before_the_newest_is_refused(folder):
-  c = checkpoint.Checkpoints(folder)
-  with pytest.raises(ValueError, match='has step 2, which would be restored'):
-    c.save(2, jnp.ones(3), {})
-  assert sorted(os.listdir(folder)) == ['1', '2']

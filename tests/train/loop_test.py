@@ -12,7 +12,7 @@ import pytest
 
 from specdec_jax import machine
 from specdec_jax.io import checkpoint, files
-from specdec_jax.train import data, loop
+from specdec_jax.train import loop
 from specdec_jax.train import step as step_lib
 from tests.train import runs
 
@@ -245,12 +245,6 @@ def test_a_run_goes_on_with_other_settings_if_told_to(tmp_path):
   assert (ended.step, config()['steps'], config()['keep']) == (15, 15, 5)
   with pytest.raises(ValueError, match='steps=9: .* has step 15'):
     runs.run(tmp_path, runs.task(), steps=9, changed=True)
-  # Of other data nothing can go on.
-  batches = data.Batches(runs.rows(), batch=5, seed=3)
-  with pytest.raises(ValueError, match='have batch 5'):
-    other = runs.task()._replace(batches=batches)
-    runs.run(tmp_path, other, steps=20, changed=True)
-  assert config()['steps'] == 15
 
 
 @pytest.mark.parametrize('what', ['checkpoint', 'logs', 'config'])
