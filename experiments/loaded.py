@@ -12,7 +12,7 @@ from configs import default
 from experiments import papers, replay, resampled
 from experiments import texts as texts_lib
 from experiments.rows import Row
-from specdec_jax import build, printing
+from specdec_jax import build, printing, sampling
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
@@ -114,7 +114,7 @@ def plan(loaded: Loaded, temperature: float, rows: int, seed: int = 0):
   return found._replace(
     test=tuple(items),
     calibration=(),
-    sampling=settings_lib.Sampling(temperature, top_k, 1.0, seed),
+    sampling=sampling.Sampling(temperature, top_k, seed=seed),
     bench=dataclasses.replace(found.bench, batch_size=rows),
   )
 

@@ -9,7 +9,6 @@ docs/options.md documents the lines of IN, specdec_jax/serve/batch.py those of
 OUT. PAGE shows the answers of this run.
 """
 
-import dataclasses
 import pathlib
 import shlex
 import sys
@@ -54,8 +53,8 @@ def run() -> bool:
     program.open_workdir(str(pathlib.Path(_HTML.value).parent))
   e = settings.load(s)
   wanted = completion.Settings(
-    s.decode.max_new_tokens or None,
-    **dataclasses.asdict(s.sampling),
+    **vars(s.sampling),
+    max_new_tokens=s.decode.max_new_tokens or None,
     record=bool(_HTML.value),
   )
   engine = settings.first(e)

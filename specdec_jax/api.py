@@ -24,7 +24,6 @@ from specdec_jax import (
   metrics,
   pool,
   requests,
-  sampling,
   types,
 )
 from specdec_jax.drafters import table
@@ -212,14 +211,10 @@ def wanted_of(
   """What is asked of one request.
 
   Raises:
-    ValueError: it does not fit; a value past float32; an unknown stop id.
+    ValueError: it does not fit; an unknown stop id.
   """
   new = requests.check(item, target, wanted.max_new_tokens)
-  sampled = wanted.temperature, wanted.top_k, wanted.top_p
-  sampling.settings(1, *sampled)
-  return requests.Wanted(
-    new, *sampled, wanted.seed, wanted.all_stop_ids(target)
-  )
+  return requests.Wanted(new, wanted, wanted.all_stop_ids(target))
 
 
 def answers(
@@ -297,7 +292,7 @@ def _batches(engine, items, each, rows: int):
   rows = requests.rows_on(layout, rows)
   for i in range(0, len(items), rows):
     some, settings = items[i : i + rows], each[i : i + rows]
-    wanted = requests.together(_asked(engine.target, some, settings))
+    wanted = _asked(engine.target, some, settings)
     request = requests.make(some, wanted, gamma=gamma, rows=rows)
     yield i, requests.place(request, layout)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax import build, fields, requests, types
+from specdec_jax import build, fields, requests, sampling, types
 from specdec_jax.drafters import table
 from specdec_jax.io import files
 from specdec_jax.io.tokens import stream as stream_lib
@@ -36,7 +36,7 @@ _WORDS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(sampling.Sampling):
   """How to answer, and when to stop; checked when it is made.
 
   stop: strings that end the text and are left out of it; a special token's
@@ -58,16 +58,6 @@ class Settings:
   max_new_tokens: int | None = fields.setting(
     128, low=1, help='after the prompt; None: as many as the context holds'
   )
-  temperature: float = fields.setting(0.0, low=0, help='0 is greedy')
-  top_k: int = fields.setting(0, low=0, high=2**31 - 1, help='0 is off')
-  top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
-  seed: int = fields.setting(
-    0,
-    low=0,
-    high=2**32 - 1,
-    help='one seed gives one text, in any batch; sampled with `adaptive`, at '
-    'the same costs',
-  )
   stop: Any = ()
   stop_ids: Any = None
   logprobs: int = fields.setting(0, low=0, help='0 is off')
@@ -83,7 +73,7 @@ class Settings:
     put = lambda name, value: object.__setattr__(self, name, value)
     if isinstance(fields.plain(self.logprobs), bool):
       put('logprobs', int(self.logprobs))
-    fields.check(self)
+    super().__post_init__()
     stop, ids = self.stop, fields.plain(self.stop_ids)
     stop = () if stop is None else (stop,) if isinstance(stop, str) else stop
     texts = requests.listed(stop)

@@ -130,7 +130,7 @@ class Pool:
     self,
     tickets: Sequence[Hashable],
     items: Sequence[requests.Item],
-    wanted: requests.Wanted,
+    wanted: Sequence[requests.Wanted],
     most: int | None = None,
   ) -> None:
     """Gives requests to free rows, and reads their prompts.
@@ -138,7 +138,7 @@ class Pool:
     Args:
       tickets: one a request, in no other row.
       items: prompts, at most `part`, and no more than rows are free.
-      wanted: what is asked of them.
+      wanted: what is asked of each.
       most: chunks to read now; `advance` reads the others. None: all.
     """
     count = len(items)
@@ -317,7 +317,7 @@ class Pool:
       count = min(self.part, self.free, len(waiting))
       some = [waiting.popleft() for _ in range(count)]
       tickets, items, each = zip(*some, strict=True)
-      self.begin(tickets, items, requests.together(each))
+      self.begin(tickets, items, each)
 
   def answers(
     self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]

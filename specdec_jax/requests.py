@@ -13,10 +13,10 @@ from specdec_jax import (
   fields,
   hosts,
   metrics,
-  sampling,
   sharding,
   types,
 )
+from specdec_jax import sampling as sampling_lib
 from specdec_jax.io import files
 
 # Token buffers come in these lengths, so that few programs are compiled.
@@ -178,32 +178,22 @@ def check_ids(tokens: Iterable[int], ids: int) -> None:
 
 
 class Wanted(NamedTuple):
-  """What is asked of a batch: each one value, or one for each prompt.
+  """What is asked of a request.
 
-  new: tokens that a row may emit, at least 1.
-  temperature, top_k, top_p: as in types.Sampling.
-  seed: 0 to 2**32 - 1.
-  stop_ids: ids that end a row.
+  new: tokens that it may emit, at least 1.
+  stop_ids: ids that end it.
   drafts: of a window, at most; 0 is plain decoding.
   """
 
-  new: Any
-  temperature: Any = 0.0
-  top_k: Any = 0
-  top_p: Any = 1.0
-  seed: Any = 0
-  stop_ids: Sequence[Any] = ()
-  drafts: Any = np.iinfo(np.int32).max
-
-
-def together(each: Sequence[Wanted]) -> Wanted:
-  """What is asked of a batch, from what is asked of each prompt."""
-  return Wanted(*zip(*each, strict=True))
+  new: int
+  sampling: sampling_lib.Sampling = sampling_lib.Sampling()
+  stop_ids: Sequence[int] = ()
+  drafts: int = np.iinfo(np.int32).max
 
 
 def make(
   items: Sequence[Item],
-  wanted: Wanted,
+  wanted: Wanted | Sequence[Wanted],
   *,
   gamma: int = 0,
   rows: int | None = None,
@@ -216,7 +206,7 @@ def make(
 
   Args:
     items: one or more prompts that fit the model: see check.
-    wanted: limits, sampling and stop ids.
+    wanted: of all prompts, or of each.
     gamma: of the largest window, for which there is room.
     rows: fills the batch up to this with rows that never start.
     length, sources: of the buffers of tokens and sources; buckets if None.
@@ -225,40 +215,39 @@ def make(
   """
   n, rows = len(items), rows or len(items)
   assert 0 < n <= rows, f'{n} prompts in {rows} rows'
-  spread = lambda x: np.broadcast_to(np.asarray(x), (n,))
-  fill = lambda x: np.pad(spread(x), (0, rows - n), mode='edge')
-  new = spread(wanted.new)
-  assert (new > 0).all(), new
+  each = [wanted] * n if isinstance(wanted, Wanted) else [*wanted]
+  assert len(each) == n and all(x.new > 0 for x in each), each
+  # Rows without a prompt never start.
+  each += [each[-1]._replace(new=0, stop_ids=())] * (rows - n)
+  column = lambda values, dtype: np.array([*values], dtype)
   lengths = _lengths([x.tokens for x in items], rows)
-  limit = lengths + np.pad(new, (0, rows - n))
+  limit = lengths + column((x.new for x in each), np.int32)
   need = int(limit.max()) + gamma
   length = length or bucket(need)
   assert length >= need, f'length={length}: prompts and windows need {need}'
-  asked = map(fill, (wanted.temperature, wanted.top_k, wanted.top_p))
-  settings = sampling.settings(rows, *asked)
-  if not mixed and sampling.is_greedy(settings).all():
+  settings = sampling_lib.of([x.sampling for x in each])
+  if not mixed and sampling_lib.is_greedy(settings).all():
     settings = settings._replace(temperature_B=None)
   return decode.Request(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
-    limit.astype(np.int32),
-    fill([x.number for x in items]).astype(np.uint32),
-    fill(wanted.seed).astype(np.uint32),
+    limit,
+    np.resize(column((x.number for x in items), np.uint32), rows),
+    column((x.sampling.seed for x in each), np.uint32),
     settings,
-    _stops(wanted.stop_ids, rows, stops),
-    fill(wanted.drafts).astype(np.int32),
+    _stops([x.stop_ids for x in each], stops),
+    column((x.drafts for x in each), np.int32),
     source_of(items, rows, sources),
   )
 
 
-def _stops(given: Sequence[Any], rows: int, length: int | None) -> np.ndarray:
-  """stop_BX of one list, which is all rows', or of one for each prompt."""
-  lists = given if any(map(np.ndim, given)) else [given] * rows
+def _stops(lists: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
+  """stop_BX of each row's list."""
   sets = [sorted(set(ids)) for ids in lists]
   longest = max(map(len, sets))
   length = length or max(longest, 1)
   assert longest <= length, f'{longest} stop ids, room for {length}'
-  return _buffer(sets, rows, length, fill=-1)
+  return _buffer(sets, len(sets), length, fill=-1)
 
 
 def source_of(

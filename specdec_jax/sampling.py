@@ -4,14 +4,16 @@
 keyed by request, so a draw does not depend on the batch, the row or padding.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import types
+from specdec_jax import fields, types
 
 Array = jax.Array
 
@@ -21,29 +23,46 @@ GREEDY_BELOW = 1e-5
 _DRAFT, _ACCEPT, _NEXT = range(3)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sampling(fields.Checked):
+  """How a request is sampled, on the host; types.Sampling is that of rows."""
+
+  temperature: float = fields.setting(0.0, low=0, help='0 is greedy')
+  top_k: int = fields.setting(0, low=0, high=2**31 - 1, help='0 is off')
+  top_p: float = fields.setting(1.0, above=0, high=1, help='1 is off')
+  seed: int = fields.setting(
+    0,
+    low=0,
+    high=2**32 - 1,
+    help='one seed gives one text, in any batch; sampled with `adaptive`, at '
+    'the same costs',
+  )
+
+  def __post_init__(self):
+    super().__post_init__()
+    with np.errstate(over='ignore', under='ignore'):
+      t, p = np.float32(self.temperature), np.float32(self.top_p)
+    if not (np.isfinite(t) and p > 0):
+      wrong = 'top_p' if np.isfinite(t) else 'temperature'
+      raise ValueError(
+        f'{wrong}={getattr(self, wrong)}: must be a number of float32'
+      )
+
+
 def settings(
   rows: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0
 ) -> types.Sampling:
-  """types.Sampling for `rows` rows, from scalars or a value for each row.
-
-  Raises:
-    ValueError: temperature < 0 or not finite, top_k < 0 or not an integer,
-      top_p outside (0, 1].
-  """
+  """types.Sampling for `rows` rows, from scalars or a value for each row."""
+  spread = lambda x, dtype: np.broadcast_to(np.asarray(x, dtype), (rows,))
   wide = jnp.result_type(float)
-  spread = lambda x: np.broadcast_to(np.asarray(x), (rows,))
-  k = spread(top_k)
-  # Cast, then check: float32 turns 1e-50 into 0 and 1e300 into infinity.
-  with np.errstate(over='ignore', under='ignore'):
-    t, p = (spread(x).astype(wide) for x in (temperature, top_p))
-  if not (np.isfinite(t) & (t >= 0)).all():
-    raise ValueError(f'temperature={temperature}: must be 0 (greedy) or more')
-  if not np.issubdtype(k.dtype, np.integer) or (k < 0).any():
-    raise ValueError(f'top_k={top_k}: must be an integer, 0 (off) or more')
-  if not ((p > 0) & (p <= 1)).all():
-    raise ValueError(f'top_p={top_p}: must be in (0, 1]; 1 is off')
-  k = np.minimum(k, np.iinfo(np.int32).max).astype(np.int32)
-  return types.Sampling(t, k, p)
+  t, p = spread(temperature, wide), spread(top_p, wide)
+  return types.Sampling(t, spread(top_k, np.int32), p)
+
+
+def of(each: Sequence[Sampling]) -> types.Sampling:
+  """types.Sampling of rows with these settings."""
+  rows = [(x.temperature, x.top_k, x.top_p) for x in each]
+  return settings(len(rows), *zip(*rows, strict=True))
 
 
 def probabilities(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from specdec_jax import build, fields, printing, sharding
+from specdec_jax import build, fields, printing, sampling, sharding
 from specdec_jax.drafters import lm, table
 from specdec_jax.drafters import method as method_lib
 from specdec_jax.io import memory, sources, tokenizer
@@ -63,14 +63,6 @@ class Decode(fields.Checked):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling(fields.Checked):
-  temperature: float = fields.setting(low=0, help='0 is greedy')
-  top_k: int = fields.setting(low=0, high=2**31 - 1, help='0 is off')
-  top_p: float = fields.setting(above=0, high=1, help='1 is off')
-  seed: int = fields.setting(low=0, below=2**32)
-
-
-@dataclasses.dataclass(frozen=True)
 class Bench(fields.Checked):
   prompts: str = fields.setting(
     help="JSONL file; stdlib:prose: Python's manual; empty: built in"
@@ -100,7 +92,7 @@ class Settings:
   target: Target
   mesh: Mesh
   decode: Decode
-  sampling: Sampling
+  sampling: sampling.Sampling
   bench: Bench
   drafters: Mapping[str, Any]
 

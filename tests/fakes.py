@@ -43,9 +43,8 @@ def adversary(text, vocab: int):
 def request(prompts, new, *, vocab, request=None, **settings):
   """requests.make of prompts of these ids; settings: as base.make_request."""
   assert all(0 <= x < vocab for prompt in prompts for x in prompt)
-  names = {*settings}.intersection(requests.Wanted._fields)
-  wanted = requests.Wanted(new, **{x: settings.pop(x) for x in names})
-  return requests.make(requests.items(prompts, request), wanted, **settings)
+  wanted, shape = base.wanted(len(prompts), new, **settings)
+  return requests.make(requests.items(prompts, request), wanted, **shape)
 
 
 def prompts(rows, *, vocab, seed=0, longest=6):

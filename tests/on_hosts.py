@@ -24,6 +24,7 @@ from specdec_jax import (
   printing,
   program,
   requests,
+  sampling,
   sharding,
   types,
 )
@@ -115,11 +116,11 @@ def _pooled(config, over):
   loop = decode.Loop(model, decode.PLAIN, build.rule_of('reject'), options)
   held = pool.Pool(loop, weights, over, rows=4, length=16, stops=0)
   waiting = collections.deque(
-    (i, x, requests.Wanted(4 + i, temperature=0.8 * (i % 2), seed=1))
+    (i, x, requests.Wanted(4 + i, sampling.Sampling(0.8 * (i % 2), seed=1)))
     for i, x in enumerate(requests.items(fakes.prompts(8, vocab=16)))
   )
   one, item, asked = waiting[0]
-  held.begin([one], [item], asked)
+  held.begin([one], [item], [asked])
   assert not held.advance(1) and held.news().keys() == {one}
   held.cancel([one])
   return sorted((i, x.tokens) for i, x in held.answers(waiting))

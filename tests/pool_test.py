@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from specdec_jax import decode, pool, requests, sharding, types
+from specdec_jax import decode, pool, requests, sampling, sharding, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import lm
@@ -13,19 +13,24 @@ from tests import fakes
 
 V, L, N, ROWS = 13, 48, 12, 3
 # Requests that differ in everything.
-ASKED = dict(
-  new=[5 + 7 * i % 19 for i in range(N)],
-  temperature=[0.9 * (i % 3 > 0) for i in range(N)],
-  top_k=[0, 5] * (N // 2),
-  top_p=[1.0, 0.9, 1.0] * (N // 3),
-  seed=[7 * i % 5 for i in range(N)],  # other than the neighbours'
-  stop_ids=[[i % V, 12][: i % 3] for i in range(N)],
-)
+ASKED = [
+  requests.Wanted(
+    new=5 + 7 * i % 19,
+    sampling=sampling.Sampling(
+      temperature=0.9 * (i % 3 > 0),
+      top_k=5 * (i % 2),
+      top_p=0.9 if i % 3 == 1 else 1.0,
+      seed=7 * i % 5,  # other than the neighbours'
+    ),
+    stop_ids=[i % V, 12][: i % 3],
+  )
+  for i in range(N)
+]
 ITEMS = requests.items(fakes.prompts(N, vocab=V, seed=1), range(100, 100 + N))
 
 
 def wanted(some=range(N)):
-  return requests.Wanted(**{k: [x[i] for i in some] for k, x in ASKED.items()})
+  return [ASKED[i] for i in some]
 
 
 @pytest.fixture(scope='module')
@@ -103,10 +108,10 @@ def test_what_is_cancelled_leaves_no_trace(table, batch):
 
 def test_a_row_may_draft_less_than_others(table, batch):
   """And nothing: plain decoding. Greedy rows say the same."""
-  some = [i for i in range(N) if not ASKED['temperature'][i]][:3]
+  some = [i for i in range(N) if not ASKED[i].sampling.temperature][:3]
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   for i, drafts in zip(some, (0, 9, 1), strict=True):
-    held.begin([i], [ITEMS[i]], wanted([i])._replace(drafts=drafts))
+    held.begin([i], [ITEMS[i]], [ASKED[i]._replace(drafts=drafts)])
   found = drain(held)
   longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
   assert longest == [0, 2, 1]

@@ -42,7 +42,7 @@ def test_a_record_has_the_windows_of_an_answer_and_what_they_were_drawn_from(
   items = requests.items(PROMPTS)
   each = [
     completion.Settings(
-      NEW, temperature=t, top_p=p, seed=4, stop_ids=6, record=True
+      t, top_p=p, seed=4, max_new_tokens=NEW, stop_ids=6, record=True
     )
     for t, p in zip(TEMPERATURES, TOP_P, strict=True)
   ]

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 
 from specdec_jax import requests
+from specdec_jax.certify import base
 
 MODEL = types.SimpleNamespace(ids=10, context=64)
 
 
 def make(prompts, new=4, numbers=None, **changes):
-  items = requests.items(prompts, numbers)
-  names = {*changes}.intersection(requests.Wanted._fields)
-  wanted = requests.Wanted(new, **{x: changes.pop(x) for x in names})
-  return requests.make(items, wanted, **changes)
+  wanted, shape = base.wanted(len(prompts), new, **changes)
+  return requests.make(requests.items(prompts, numbers), wanted, **shape)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +53,18 @@ def test_a_batch_is_what_was_asked():
   np.testing.assert_allclose(r.sampling.temperature_B[:2], [0, 0.7], rtol=1e-6)
   assert r.sampling.top_k_B.tolist() == [4] * 4
   np.testing.assert_allclose(r.sampling.top_p_B[:2], [1, 0.5])
-  assert r.stop_BX.tolist() == [[2, 5]] * 4
+  assert r.stop_BX.tolist() == [[2, 5]] * 2 + [[-1, -1]] * 2
 
 
 def test_stop_ids_of_each_prompt():
-  some = dict(prompts=[[1], [2], [3]], stop_ids=[[7, 3], [], (4,)])
-  assert make(**some).stop_BX.tolist() == [[3, 7], [-1, -1], [4, -1]]
-  wide = make(**some, rows=4, stops=3).stop_BX.tolist()
+  each = [requests.Wanted(4, stop_ids=x) for x in ([7, 3], [], (4,))]
+  some = requests.items([[1], [2], [3]]), each
+  stops = requests.make(*some).stop_BX.tolist()
+  assert stops == [[3, 7], [-1, -1], [4, -1]]
+  wide = requests.make(*some, rows=4, stops=3).stop_BX.tolist()
   assert wide == [[3, 7, -1], [-1] * 3, [4, -1, -1], [-1] * 3]
   with pytest.raises(AssertionError, match='2 stop ids, room for 1'):
-    make(**some, stops=1)
+    requests.make(*some, stops=1)
 
 
 def test_rows_with_a_prediction_and_without():

@@ -13,7 +13,7 @@ from experiments import loaded as loaded_lib
 from experiments.chen_table1 import texts
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax import settings as settings_lib
+from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 
@@ -34,7 +34,7 @@ def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
   cells = []
   for name, temperature, top_p in SAMPLINGS[loaded.row.theirs]:
     plan = loaded_lib.plan(loaded, temperature, 1)
-    sampling = settings_lib.Sampling(temperature, 0, top_p, 0)
+    sampling = sampling_lib.Sampling(temperature, top_p=top_p)
     found = _cells(loaded, plan._replace(sampling=sampling), asked)
     cells += [{'sampling': name} | x for x in found]
   return cells

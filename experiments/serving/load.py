@@ -127,7 +127,9 @@ def judged(engine, asks, replies) -> dict[str, int]:
   items = [requests.Item(x.body['prompt'], 0) for x in asks]
   each = [
     completion.Settings(
-      x.body['max_tokens'], x.body['temperature'], seed=x.body['seed']
+      x.body['temperature'],
+      seed=x.body['seed'],
+      max_new_tokens=x.body['max_tokens'],
     )
     for x in asks
   ]

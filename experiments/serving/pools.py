@@ -98,8 +98,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
     out = []
     for i in range(0, len(work), rows):
       some, wanted = zip(*work[i : i + rows], strict=True)
-      asked = requests.together(wanted)
-      request = requests.make(some, asked, gamma=gamma, rows=rows, **sizes)
+      request = requests.make(some, wanted, gamma=gamma, rows=rows, **sizes)
       placed = requests.place(request, engine.target.layout)
       done = engine.programs.generate(engine.weights, placed)
       done = hosts.fetch(done)
@@ -136,7 +135,9 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
   work = []
   for number, new in zip(order, limits, strict=True):
     item = items[number % len(items)]._replace(number=int(number))
-    settings = completion.Settings(int(new), s.sampling.temperature)
+    settings = completion.Settings(
+      s.sampling.temperature, max_new_tokens=int(new)
+    )
     work.append((item, api.wanted_of(engine.target, item, settings)))
   return work
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import forward, hosts, requests, settings, types
+from specdec_jax import forward, hosts, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import records
 from specdec_jax.models import weights
@@ -46,7 +46,7 @@ class Case(NamedTuple):
   """
 
   item: requests.Item
-  sampling: settings.Sampling
+  sampling: sampling_lib.Sampling
   plain: Sequence[int]
   other: Sequence[int]
 
@@ -181,7 +181,7 @@ def needed(
   race_V = logits_V / s.temperature - np.log(arrival_V)
   ahead_V = (race_V > race_V[token]) | (logits_V > logits_V[token])
   move_V = np.where(ahead_V, -0.5, 0.5)
-  sampling = sampling_lib.settings(1, s.temperature, s.top_k, s.top_p)
+  sampling = sampling_lib.of([s])
 
   def emitted(gap):
     p_V = _probabilities(logits_V + gap * move_V, sampling)

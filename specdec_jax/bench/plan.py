@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import build, decode, requests
+from specdec_jax import build, decode, requests, sampling
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.bench import records
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
   calibration: tuple[requests.Item, ...]
   max_new_tokens: int
   buffer: int
-  sampling: settings_lib.Sampling
+  sampling: sampling.Sampling
   bench: settings_lib.Bench
   batch_sizes: tuple[int, ...] = ()
   sources: int = 0
@@ -185,11 +185,10 @@ def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
 
 
 def _group(arms, plan: Plan, items, new: int) -> Group:
-  target, s = arms[0].engine.target, plan.sampling
-  sampled = s.temperature, s.top_k, s.top_p, s.seed
+  target = arms[0].engine.target
   made = requests.make(
     items,
-    requests.Wanted(new, *sampled, target.tokenizer.eos_ids),
+    requests.Wanted(new, plan.sampling, target.tokenizer.eos_ids),
     gamma=max(arm.gamma for arm in arms),
     length=plan.buffer,
     sources=plan.sources or None,

@@ -38,15 +38,14 @@ def measure(
   The arms take turns. outputs of Runs: the requests that ended; their answers
   are by set and index in its queue.
   """
-  s, ends = plan.sampling, arms[0].engine.target.tokenizer.eos_ids
-  rows, asked = plan.bench.batch_size, (s.temperature, s.top_k, s.top_p, s.seed)
+  rows, ends = plan.bench.batch_size, arms[0].engine.target.tokenizer.eos_ids
   sizes = dict(length=plan.buffer, sources=plan.sources, stops=len(ends))
   engines = {id(x.engine): x.engine for x in arms}
   pools = {x: pool.Pool.of(y, rows=rows, **sizes) for x, y in engines.items()}
   found = queues(plan)
 
   def run(arm: plan_lib.Arm, g: int, new: int):
-    wanted = requests.Wanted(new, *asked, ends, arm.gamma)
+    wanted = requests.Wanted(new, plan.sampling, ends, arm.gamma)
     return timed(pools[id(arm.engine)], [(x, wanted) for x in found[g]])
 
   for arm in printing.track(arms, f'compiling for batches of {rows}'):

@@ -1,6 +1,7 @@
 """Records of a certificate (subject, promise, figure) and small models."""
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from specdec_jax import decode, requests, sharding, types
+from specdec_jax import decode, requests, sampling, sharding, types
 from specdec_jax.certify import table_model
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 
 # Largest allowed error of a probability, by whether floats are float64.
 BOUNDS = {False: 1e-6, True: 1e-12}
+_ANY = requests.Wanted(1).drafts  # as many as a window has
 # The drafter whose windows are trees.
 TREE = 'tree'
 
@@ -286,12 +288,29 @@ def make_request(
   Args:
     new: tokens to emit, at most.
     request: number of each prompt.
-    **settings: the fields of requests.Wanted and the shape that
-      requests.make takes.
+    **settings: as of `wanted`, and the shape that requests.make takes.
   """
-  names = {*settings}.intersection(requests.Wanted._fields)
-  wanted = requests.Wanted(new, **{x: settings.pop(x) for x in names})
-  return requests.make(items(world, prompts, request), wanted, **settings)
+  each, shape = wanted(len(prompts), new, **settings)
+  return requests.make(items(world, prompts, request), each, **shape)
+
+
+def wanted(
+  count: int, new, *, stop_ids=(), drafts=_ANY, **settings
+) -> tuple[list[requests.Wanted], dict[str, Any]]:
+  """What is asked of each of `count` prompts, and the settings that are left.
+
+  new, drafts and the fields of sampling.Sampling: one value, or one a prompt.
+  """
+  names = [x.name for x in dataclasses.fields(sampling.Sampling)]
+  names = [x for x in names if x in settings]
+  sampled = functools.cache(
+    lambda *values: sampling.Sampling(**dict(zip(names, values, strict=True)))
+  )
+  spread = lambda x: np.broadcast_to(np.asarray(x), (count,)).tolist()
+  given = new, drafts, *map(settings.pop, names)
+  rows = zip(*map(spread, given), strict=True)
+  each = [requests.Wanted(n, sampled(*x), stop_ids, d) for n, d, *x in rows]
+  return each, settings
 
 
 def items(world: World, prompts, numbers=None) -> list[requests.Item]:

@@ -87,7 +87,7 @@ def _tests(
 
   exact: (prompt, n) -> the distribution of n tokens, [V] * n.
   rows: of a batch, which is decoded again and again with other request numbers.
-  asked: fields of requests.Wanted.
+  asked: as base.wanted takes it.
   """
   gamma = pair.drafter.gamma
   new = _length(gamma, world.vocab)

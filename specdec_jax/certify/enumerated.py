@@ -341,7 +341,7 @@ def _largest_error(texts, got, wanted) -> float:
 def walk(world: base.World, pair: base.Pair, settings):
   """All texts of three consecutive windows after PROMPT.
 
-  settings: of sampling, fields of requests.Wanted.
+  settings: fields of sampling.Sampling.
 
   Returns (tokens_RL, lengths_R, chance_R) of R texts; the chance of each is
   that of its draws under the distributions that the steps drew from.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import settings, types
+from specdec_jax import sampling, types
 from specdec_jax.bench import audit
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
@@ -209,7 +209,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
     passes = audit.Passes(pair.drafter.gamma, base.OPTIONS.chunk, LENGTH)
     arm = f'{dtype} {rule.name} {name} T={temperature:g}'
     draws: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
-    sampling = settings.Sampling(top_k=0, top_p=1.0, **draws)
+    sampled = sampling.Sampling(**draws)
     tokens, ties = 0, 0
     for turn in itertools.count():
       seed = 1000 * subject.seed + turn
@@ -221,7 +221,7 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       both = base.plain(world, request)
       both += base.texts(base.run(world, pair, request))
       (item,) = base.items(world, [prompt], [turn])
-      case = audit.Case(item, sampling, *(x[len(prompt) :] for x in both))
+      case = audit.Case(item, sampled, *(x[len(prompt) :] for x in both))
       found = audit.compare(world.target, target, [case], passes)
       if found.bugs:
         raise base.Broken(f'{arm}, prompt {prompt}: {found.findings[0]}')

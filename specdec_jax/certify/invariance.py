@@ -8,7 +8,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from specdec_jax import decode, metrics, pool, requests, sharding, types
+from specdec_jax import (
+  decode,
+  metrics,
+  pool,
+  requests,
+  sampling,
+  sharding,
+  types,
+)
 from specdec_jax.certify import base
 
 NEW, GAMMA, VOCAB = 16, 5, 16
@@ -168,9 +176,11 @@ def _same_in_a_pool(
   each = [
     requests.Wanted(
       new=1 + 5 * i % NEW,
-      temperature=0.9 * (i % 3 > 0),
-      top_p=0.9 if i % 2 else 1.0,
-      seed=seed + i,
+      sampling=sampling.Sampling(
+        temperature=0.9 * (i % 3 > 0),
+        top_p=0.9 if i % 2 else 1.0,
+        seed=seed + i,
+      ),
       stop_ids=[i % VOCAB] * (i % 2),
       drafts=i % 3 if i % 5 == 4 else pair.drafter.gamma,
     )
@@ -193,9 +203,7 @@ def _same_in_a_pool(
   got = [found[i].tokens for i in range(amount)]
   tried += base.same_texts(got, alone, 'two read together: not as alone')
   if batch:
-    request = requests.make(
-      items, requests.together(each), gamma=gamma, **sizes
-    )
+    request = requests.make(items, each, gamma=gamma, **sizes)
     out = decode.programs(*loop[:4]).generate(weights, request)
     tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
   sizes |= dict(rows=(FEW, ROWS), prefix_caching=True)
@@ -219,8 +227,7 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
       running.add(i := waiting.popleft())
-      asked, most = requests.together([each[i]]), int(rng.integers(3))
-      held.begin([i], [items[i]], asked, most)
+      held.begin([i], [items[i]], [each[i]], int(rng.integers(3)))
     ended = held.advance(int(rng.integers(1, 4)))
     done = [i for i in ended if rng.random() < 0.8]
     found |= zip(done, held.take(done), strict=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import build, decode, hosts, pool, requests, types
+from specdec_jax import build, decode, hosts, pool, requests, sampling, types
 from specdec_jax.distill import sections
 from specdec_jax.models import eagle, lm
 from specdec_jax.train import data as data_lib
@@ -101,9 +101,9 @@ def generate(
     while waiting and held.free >= (count := min(held.part, len(waiting))):
       some = [waiting.popleft() for _ in range(count)]
       items = [prompts[i] for i in some]
-      new = [data.length - len(x.tokens) for x in items]
-      warm = [heat(x) for x in items]
-      wanted = requests.Wanted(new, warm, seed=seed, stop_ids=stop_ids)
+      how = lambda x: sampling.Sampling(heat(x), seed=seed)
+      new = lambda x: data.length - len(x.tokens)
+      wanted = [requests.Wanted(new(x), how(x), stop_ids) for x in items]
       held.begin(some, items, wanted)
     ended = held.advance()
     # A read costs the same for few rows; the last ones are read together.

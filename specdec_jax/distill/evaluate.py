@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from specdec_jax import build, decode, hosts, metrics, requests, types
+from specdec_jax import (
+  build,
+  decode,
+  hosts,
+  metrics,
+  requests,
+  sampling,
+  types,
+)
 from specdec_jax.bench import predict
 from specdec_jax.distill import sections
 from specdec_jax.verify import reject
@@ -29,12 +37,10 @@ def make(
     target call. 'gap': the block efficiency that alpha alone would give, were
     acceptances independent, minus that of decoding.
   """
-  wanted = requests.Wanted(
-    [requests.check(x, target, judge.new_tokens) for x in held_out],
-    judge.temperature,
-    seed=seed,
-    stop_ids=target.tokenizer.eos_ids,
-  )
+  sampled = sampling.Sampling(judge.temperature, seed=seed)
+  ends = target.tokenizer.eos_ids
+  room = [requests.check(x, target, judge.new_tokens) for x in held_out]
+  wanted = [requests.Wanted(new, sampled, ends) for new in room]
   request = requests.make(held_out, wanted, gamma=judge.gamma)
   request: decode.Request = requests.place(request, target.layout)
   engine = build.engine(target, drafter(judge.gamma))

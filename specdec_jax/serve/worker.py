@@ -74,7 +74,7 @@ class Worker:
     counts = 1, *(x + 1 for x in self._pool.widths[:-1]), 1
     for count in printing.track(counts, 'Compiled'):
       for i in range(count):
-        self._pool.begin([i], [item], requests.Wanted(1))
+        self._pool.begin([i], [item], [requests.Wanted(1)])
       self._pool.advance(1)
       self._pool.take(range(count))
 
@@ -154,7 +154,7 @@ class Worker:
       items = [job.asked.items[job.index] for job in jobs]
       each = [job.asked.each[job.index] for job in jobs]
       # One chunk, so that many short prompts begin together.
-      self._pool.begin(jobs, items, requests.together(each), 1)
+      self._pool.begin(jobs, items, each, 1)
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, requests, settings, types
+from specdec_jax import decode, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import audit
 from specdec_jax.models import weights
@@ -49,11 +49,11 @@ def faulty(table, noise=1e-4, offset=-1):
   return {'table': table, 'offset': np.int32(offset), 'noise': noise}
 
 
-def run(model, params, *, request=0, **sampling):
+def run(model, params, *, request=0, **sampled):
   """Plain decoding of PROMPT, 8 tokens."""
   request = requests.make(
     [requests.Item(PROMPT, request)],
-    requests.Wanted(8, **sampling),
+    requests.Wanted(8, sampling_lib.Sampling(**sampled)),
     length=LENGTH,
   )
   programs = decode.programs(model, decode.PLAIN, coupled.RULE)
@@ -61,11 +61,10 @@ def run(model, params, *, request=0, **sampling):
   return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()
 
 
-def case(plain, other, *, number=0, **sampling):
+def case(plain, other, *, number=0, **sampled):
   """A request of PROMPT, greedy if nothing else is said."""
-  s = dict(temperature=0.0, top_k=0, top_p=1.0, seed=0) | sampling
   item = requests.Item(PROMPT, number)
-  return audit.Case(item, settings.Sampling(**s), plain, other)
+  return audit.Case(item, sampling_lib.Sampling(**sampled), plain, other)
 
 
 def near_tie(params, prefix, gap):

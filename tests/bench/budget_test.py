@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import printing, program, requests
+from specdec_jax import sampling as sampling_lib
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget, records, tables
 from specdec_jax.bench import plan as plan_lib
@@ -29,7 +30,7 @@ def plan(prompts=14, tokens=64, repeats=5, batch_size=1):
     requests.Item((1,), i, str(i), 'abcdefg'[i * 7 // prompts])
     for i in range(prompts)
   )
-  sampling = settings_lib.Sampling(0.0, 0, 1.0, 0)
+  sampling = sampling_lib.Sampling()
   bench = settings_lib.Bench('', repeats, 0, 0, batch_size, True, True)
   return plan_lib.Plan(items, items, tokens, 128, sampling, bench)
 

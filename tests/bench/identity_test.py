@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import requests, settings
+from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import benchmark, identity, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.models import convert
@@ -25,7 +26,7 @@ from tests.bench import bench_test
   ],
 )
 def test_promise(rule, temperature, expected):
-  sampling = settings.Sampling(temperature, 0, 1.0, 0)
+  sampling = sampling_lib.Sampling(temperature)
   assert identity.promise(rule, sampling) == expected
   if expected != 'tokens':
     with pytest.raises(ValueError, match='there is nothing to audit: set'):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, metrics, requests, types
+from specdec_jax import build, decode, metrics, requests, sampling, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
@@ -28,7 +28,7 @@ def test_alpha_is_the_mean_overlap():
   tokens = np.random.default_rng(0).integers(0, 256, 40)
   request = requests.make(
     requests.items([tokens[:10]]),
-    requests.Wanted(30, temperature=1.0),
+    requests.Wanted(30, sampling.Sampling(1.0)),
     length=48,
   )
   request.tokens_BL[0, :40] = tokens

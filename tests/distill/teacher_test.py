@@ -91,7 +91,7 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
     start, end = answers.spans[i]
     assert answers.tokens[i, :start].tolist() == list(item.tokens)
     wanted = completion.Settings(
-      24 - len(item.tokens), (0.0, 1.0)[i % 2], seed=7
+      (0.0, 1.0)[i % 2], seed=7, max_new_tokens=24 - len(item.tokens)
     )
     ((_, plain),) = api.answers(engine, [item], [wanted], rows=1)
     assert answers.tokens[i, start:end].tolist() == plain.tokens

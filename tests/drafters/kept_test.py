@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, forward, pool, requests
+from specdec_jax import decode, forward, pool, requests, sampling
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import method
 from specdec_jax.verify import reject
@@ -56,7 +56,7 @@ def test_they_are_those_of_a_pass_over_the_text(world):
 def test_a_chat_is_drafted_for_as_if_it_was_read(world):
   loop, weights = world
   items = requests.items(fakes.prompts(2, vocab=eagle_test.IDS), [7, 8])
-  wanted = requests.Wanted(new=9, temperature=1.0, seed=3)
+  wanted = requests.Wanted(9, sampling.Sampling(1.0, seed=3))
   sizes = dict(rows=2, length=L, stops=1)
 
   def ended(held, item):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments import replay
-from specdec_jax import build, forward, requests, settings, types
+from specdec_jax import build, forward, requests, sampling, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
@@ -45,7 +45,7 @@ def engine(gamma, rule='reject', draft=DRAFT):
 
 
 def sampled(temperature=0.8, seed=7):
-  return settings.Sampling(temperature, 0, 1.0, seed)
+  return sampling.Sampling(temperature, seed=seed)
 
 
 def recorded(temperature=0.8, seed=7, draft=DRAFT):
@@ -59,8 +59,7 @@ def recorded(temperature=0.8, seed=7, draft=DRAFT):
 def decoded(rule, temperature, seed):
   """Info of real windows of GAMMA drafts."""
   e = engine(GAMMA, rule)
-  settings = dataclasses.asdict(sampled(temperature, seed))
-  wanted = requests.Wanted(NEW, **settings, stop_ids=(EOS,))
+  wanted = requests.Wanted(NEW, sampled(temperature, seed), (EOS,))
   request = requests.make(ITEMS, wanted, gamma=GAMMA)
   return jax.device_get(e.programs.generate(e.weights, request)).info
 

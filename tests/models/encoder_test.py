@@ -9,7 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, decode, forward, requests, sharding, types
+from specdec_jax import (
+  api,
+  decode,
+  forward,
+  requests,
+  sampling,
+  sharding,
+  types,
+)
 from specdec_jax.chips import hlo
 from specdec_jax.costs import parts, scripted
 from specdec_jax.drafters import (
@@ -48,7 +56,7 @@ def wild(config, seed: int):
 def request_of(sources=SOURCES, new=NEW, gamma=0, **more):
   return requests.make(
     [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
-    requests.Wanted(new, **more),
+    requests.Wanted(new, sampling.Sampling(**more)),
     gamma=gamma,
     length=L,
   )

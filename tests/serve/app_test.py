@@ -530,7 +530,7 @@ def test_no_answer_waits_for_a_program():
   before, item = sizes(), requests.item(engine.target, [1, 2], 0, chat=False)
   for count in (1, 2, small.ROWS, 1):
     for i in range(count):
-      rows.begin([i], [item], requests.Wanted(3), 1)
+      rows.begin([i], [item], [requests.Wanted(3)], 1)
     while len(rows.ended) < count:
       rows.advance(1)
     rows.take(range(count))

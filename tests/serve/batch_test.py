@@ -64,7 +64,7 @@ class World:
       parts=(),
       weights=decode_types.Weights(self.target.params, self.target.params),
     )
-    self.wanted = completion.Settings(8)
+    self.wanted = completion.Settings(max_new_tokens=8)
     self.ask, self.chat, self.rows, self.asked = reply, True, 2, []
     self.each = {}  # what was asked of the items, by number
     self.order = lambda found: reversed([*found])  # in which answers end

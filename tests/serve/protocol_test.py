@@ -28,7 +28,8 @@ def test_defaults_are_those_of_openai():
   assert [x.new for x in chat.each] == [room]
   for asked in (text, chat):
     wanted = asked.each[0]
-    assert (wanted.temperature, wanted.top_k, wanted.top_p) == (1.0, 0, 1.0)
+    how = wanted.sampling
+    assert (how.temperature, how.top_k, how.top_p) == (1.0, 0, 1.0)
     assert not asked.stream and not asked.usage and asked.top is None
   assert text.chat is False and chat.chat is True
   assert read(TEXT).settings.seed != read(TEXT).settings.seed
@@ -44,7 +45,10 @@ def test_what_is_asked_for_reaches_the_row():
   asked = read(body, plain=True)
   tokenizer = small.engine().target.tokenizer
   for wanted in asked.each:
-    assert wanted[:5] == (5, 0.5, 3, 0.9, 7) and wanted.drafts == 0
+    assert (wanted.new, wanted.drafts) == (5, 0)
+    how = wanted.sampling
+    assert (how.temperature, how.top_k, how.top_p) == (0.5, 3, 0.9)
+    assert how.seed == 7
     assert {*wanted.stop_ids} == {*tokenizer.eos_ids, tokenizer.bos_id}
   one, two = asked.items
   assert one.tokens == two.tokens == tokenizer.encode('Hi')
