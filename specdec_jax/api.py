@@ -9,9 +9,8 @@ print(out[0].text, out[0].metrics['block_efficiency'])
 
 import collections
 from collections.abc import Iterator, Sequence, Set
-from typing import Any
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from specdec_jax import (
@@ -65,18 +64,18 @@ def generate(
     NonFiniteLogits: the target's logits were not finite.
   """
   how = dict(draft=draft, rule=rule, gamma=gamma, draft_options=draft_options)
-  engine, items, each = _job(target, _listed(prompts), 0, **how, **options)
-  rows, out = min(each[0].batch_size, len(items)), {}
-  for i, x in answers(engine, items, each, rows=rows):
+  engine, asked, rows = _job(target, _listed(prompts), 0, **how, **options)
+  out = {}
+  for i, x in answers(engine, asked, rows=rows):
     if x.finish_reason == 'non-finite':
-      said = items[i].number, len(x.tokens), target.label
+      said = asked[i].item.number, len(x.tokens), target.label
       raise requests.NonFiniteLogits(*said)
     out[i] = x
   return [out[i] for i in range(len(out))]
 
 
 def stream(
-  target: build.LanguageModel, prompt: Any, *, request: int = 0, **asked
+  target: build.LanguageModel, prompt: Any, *, request: int = 0, **options
 ) -> Iterator[completion.Piece]:
   """The same tokens as generate for one prompt, a window at a time.
 
@@ -85,7 +84,7 @@ def stream(
     prompt: a text, token ids, or a conversation.
     request: the number that keys the randomness; generate numbers its prompts
       from 0.
-    **asked: as in generate, but n and record.
+    **options: as in generate, but n and record.
 
   Yields:
     A Piece for each window. Text waits while a later token may still change it
@@ -94,20 +93,24 @@ def stream(
   Raises:
     ValueError, NonFiniteLogits: as generate.
   """
-  if asked.get('n', 1) != 1 or asked.get('record'):
+  if options.get('n', 1) != 1 or options.get('record'):
     raise ValueError('n, record: a stream is one, of no record; use generate')
   if not requests.is_id(request) or not 0 <= request < 2**32:
     raise ValueError(
       f'request={fields.short(request)}: must be a whole number, at least 0 '
       'and less than 2**32'
     )
-  engine, items, each = _job(target, [prompt], int(request), **asked)
-  ((_, batch),) = _batches(engine, items, each, 1)
-  return _pieces(engine, batch, each[0].stop)
+  engine, asked, _ = _job(target, [prompt], int(request), **options)
+  ((_, batch),) = _batches(engine, asked, 1)
+  return _pieces(engine, batch, asked[0].settings.stop)
 
 
 def check_cache(
-  target: build.LanguageModel, prompts: Any, *, proposals: bool = True, **asked
+  target: build.LanguageModel,
+  prompts: Any,
+  *,
+  proposals: bool = True,
+  **options,
 ) -> None:
   """Decodes as generate would, slowly, and checks every cache on the way.
 
@@ -118,9 +121,8 @@ def check_cache(
     debug.Finding: what is wrong first, by row, window and slot.
     ValueError: as generate.
   """
-  engine, items, each = _job(target, _listed(prompts), 0, **asked)
-  rows = min(each[0].batch_size, len(items))
-  for _, batch in _batches(engine, items, each, rows):
+  engine, asked, rows = _job(target, _listed(prompts), 0, **options)
+  for _, batch in _batches(engine, asked, rows):
     debug.check_cache(engine.loop, engine.weights, batch, proposals=proposals)
 
 
@@ -136,9 +138,9 @@ def _job(
   draft_options=None,
   **options,
 ):
-  """Engine, requests and the settings of each, of a call of generate.
+  """The engine, requests and rows of a call of generate.
 
-  Its first prompt has number `first`.
+  Its first prompt has number `first`. All is checked before an engine is built.
   """
   if not 1 <= len(prompts) <= _PROMPTS:
     raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
@@ -153,7 +155,7 @@ def _job(
     raise ValueError(f'logprobs={kept}: the vocabulary has {target.ids} tokens')
   items = items_of(target, prompts, each, first)
   each = [x for x in each for _ in range(x.n)]
-  _asked(target, items, each)  # refused before an engine is built
+  asked = [ask(target, *pair) for pair in zip(items, each, strict=True)]
   engine = build.engine(
     target,
     table.with_options(draft, draft_options),
@@ -163,7 +165,7 @@ def _job(
   )
   if any(x.prediction for x in each):
     build.check_prediction(engine)
-  return engine, items, each
+  return engine, asked, min(each[0].batch_size, len(items))
 
 
 def _listed(prompts: Any) -> list[Any]:
@@ -205,24 +207,34 @@ def items_of(
   ]
 
 
-def wanted_of(
-  target: build.LanguageModel, item: requests.Item, wanted: completion.Settings
-) -> requests.Wanted:
-  """What is asked of one request.
+class Asked(NamedTuple):
+  """A request: a prompt, its settings, and what they ask of its row."""
+
+  item: requests.Item
+  settings: completion.Settings
+  wanted: requests.Wanted
+
+
+def ask(
+  target: build.LanguageModel,
+  item: requests.Item,
+  settings: completion.Settings,
+  context: int | None = None,
+) -> Asked:
+  """A request that fits the target.
+
+  context: tokens that there is room for; None: the target's.
 
   Raises:
     ValueError: it does not fit; an unknown stop id.
   """
-  new = requests.check(item, target, wanted.max_new_tokens)
-  return requests.Wanted(new, wanted, wanted.all_stop_ids(target))
+  new = requests.check(item, target, settings.max_new_tokens, context)
+  wanted = requests.Wanted(new, settings, settings.all_stop_ids(target))
+  return Asked(item, settings, wanted)
 
 
 def answers(
-  engine: build.Engine,
-  items: Sequence[requests.Item],
-  each: Sequence[completion.Settings],
-  *,
-  rows: int,
+  engine: build.Engine, asked: Sequence[Asked], *, rows: int
 ) -> Iterator[tuple[int, completion.Completion]]:
   """Completes requests; yields which, and its Completion, as each ends.
 
@@ -231,91 +243,87 @@ def answers(
 
   Args:
     engine: with the log-probabilities that are wanted.
-    items, each: the requests and their settings, which have one `record`; with
-      it they are decoded a batch at a time.
+    asked: requests with one `record`; with it they are decoded a batch at a
+      time.
     rows: decoded together; on a mesh rounded up.
   """
-  if each[0].record or len(items) <= rows:
-    found = _in_batches(engine, items, each, rows)
+  if asked[0].settings.record or len(asked) <= rows:
+    found = _in_batches(engine, asked, rows)
   else:
-    found = _in_a_pool(engine, items, each, rows)
-  return ((i, completion_of(engine, each[i], *ended)) for i, *ended in found)
+    found = _in_a_pool(engine, asked, rows)
+  for i, *ended in found:
+    yield i, completion_of(engine, asked[i].settings, *ended)
 
 
-def _asked(target, items, each) -> list[requests.Wanted]:
-  return [wanted_of(target, *pair) for pair in zip(items, each, strict=True)]
-
-
-def _in_a_pool(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
+def _in_a_pool(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
   """Yields (index, Ended)."""
-  asked = _asked(engine.target, items, each)
-  need = max(len(x.tokens) + y.new for x, y in zip(items, asked, strict=True))
+  need = max(len(x.item.tokens) + x.wanted.new for x in asked)
   held = pool.Pool.of(
     engine,
     rows=rows,
     length=requests.bucket(need + engine.drafter.gamma),
-    sources=max(len(x.source) + len(x.prediction) for x in items),
-    stops=max(len(wanted.stop_ids) for wanted in asked),
+    sources=max(len(x.item.source) + len(x.item.prediction) for x in asked),
+    stops=max(len(x.wanted.stop_ids) for x in asked),
   )
-  waiting = zip(range(len(items)), items, asked, strict=True)
+  waiting = ((i, x.item, x.wanted) for i, x in enumerate(asked))
   return held.answers(collections.deque(waiting))
 
 
-def _in_batches(engine, items, each, rows: int) -> Iterator[tuple[Any, ...]]:
-  """Yields (index, Ended, pieces of its windows if they are recorded)."""
-  for first, request in _batches(engine, items, each, rows):
-    some = each[first : first + len(request.limit_B)]
-    if some[0].record:
-      out, pieces = _recorded(engine, request, some)
+def _in_batches(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
+  """Yields (index, Ended, Reader of its windows if they are recorded)."""
+  for first, request in _batches(engine, asked, rows):
+    some = asked[first : first + len(request.limit_B)]
+    readers: list[Any] = [None] * len(some)
+    if some[0].settings.record:
+      readers = [reader_of(engine, x.settings) for x in some]
+      windows = _windows(engine, request, readers, with_q=True)
+      ((_, out),) = collections.deque(windows, 1)
     else:
       out = engine.programs.generate(engine.weights, request)
-      pieces = [None] * len(some)
     request, out = hosts.fetch((request, out))
-    for row, own in enumerate(pieces):
-      yield first + row, requests.ended(request, out, row), own
+    for row, reader in enumerate(readers):
+      yield first + row, requests.ended(request, out, row), reader
 
 
-def _recorded(engine, request, each):
-  """Output of a batch, and the pieces of each of its rows."""
-  tokenizer, pieces, out = engine.target.tokenizer, [[] for _ in each], None
-  readers = [completion.Reader(tokenizer, x.stop) for x in each]
-  for some, so_far in _windows(engine, request, readers, with_q=True):
-    out = so_far
-    for row, piece in some.items():
-      pieces[row].append(piece)
-  return out, pieces
-
-
-def _batches(engine, items, each, rows: int):
-  """Yields (index of its first item, decode.Request), a batch at a time."""
+def _batches(engine, asked, rows: int):
+  """Yields (index of its first request, decode.Request), a batch at a time."""
   layout, gamma = engine.target.layout, engine.drafter.gamma
   rows = requests.rows_on(layout, rows)
-  for i in range(0, len(items), rows):
-    some, settings = items[i : i + rows], each[i : i + rows]
-    wanted = _asked(engine.target, some, settings)
-    request = requests.make(some, wanted, gamma=gamma, rows=rows)
+  for i in range(0, len(asked), rows):
+    items, _, wanted = zip(*asked[i : i + rows], strict=True)
+    request = requests.make(items, wanted, gamma=gamma, rows=rows)
     yield i, requests.place(request, layout)
+
+
+def reader_of(
+  engine: build.Engine, settings: completion.Settings
+) -> completion.Reader:
+  return completion.Reader(engine.target.tokenizer, settings.stop)
 
 
 def completion_of(
   engine: build.Engine,
-  wanted: completion.Settings,
+  settings: completion.Settings,
   ended: requests.Ended,
-  pieces: list[completion.Piece] | None = None,
+  reader: completion.Reader | None = None,
 ) -> completion.Completion:
-  """The answer to a request: stop strings and logprobs are applied here."""
-  tokenizer, info, start = engine.target.tokenizer, ended.info, ended.start
-  new = slice(start, len(ended.tokens))
-  reader = completion.Reader(tokenizer, wanted.stop)
-  piece = reader.piece(ended.tokens[new], *_told(info, 0, new), last=True)
-  record = None
-  if pieces is not None:
-    prompt = tokenizer.decode(ended.tokens[:start], special=True)
-    record = completion.Record(prompt, pieces, _setting(engine, wanted))
+  """The answer to a request.
+
+  reader: has read all of its windows; without one its text is read here.
+  """
+  record, start = None, ended.start
+  if reader is None:
+    reader, new = reader_of(engine, settings), slice(start, len(ended.tokens))
+    own = requests.cut(ended.info.of_tokens, 0, new)
+    reader.piece(ended.tokens[new], *own, last=True)
+  elif settings.record:
+    prompt = engine.target.tokenizer.decode(ended.tokens[:start], special=True)
+    setting = _setting(engine, settings)
+    record = completion.Record(prompt, reader.pieces, setting)
   return completion.Completion(
-    **vars(piece),
+    **reader.whole(),
     finish_reason='stop' if reader.stopped else ended.reason,
-    metrics=metrics.summary(info)._asdict() | {'costs': engine.costs},
+    metrics=metrics.summary(ended.info)._asdict() | {'costs': engine.costs},
     record=record,
   )
 
@@ -336,8 +344,7 @@ def _setting(engine: build.Engine, wanted: completion.Settings):
 
 def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
   """The pieces of a batch of one."""
-  reader = completion.Reader(engine.target.tokenizer, stop)
-  window = None
+  reader, window = completion.Reader(engine.target.tokenizer, stop), None
   for window in _windows(engine, request, [reader]):
     yield from window[0].values()
     if reader.stopped:
@@ -378,18 +385,11 @@ def _windows(engine, request, readers, *, with_q: bool = False):
       new = slice(at_B[row], int(state.lengths_B[row]))
       pieces[row] = readers[row].piece(
         np.asarray(state.tokens_BL)[row, new],
-        *_told(info, row, new),
+        *requests.cut(info.of_tokens, row, new),
         info.refused_BK[row],
         None if q_BK is None else q_BK[row],
         last=not state.live_B[row],
       )
-
-
-def _told(info: types.Info, row: int, new: slice) -> tuple[Any, ...]:
-  """What Reader.piece is told of new tokens of a row."""
-  # Copies: the next step is donated these arrays.
-  cut = lambda x_BL: np.array(np.asarray(x_BL)[row, new])
-  return jax.tree.map(cut, info.of_tokens)
 
 
 completion.show(generate, stream, check_cache)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -237,11 +238,12 @@ class Reader:
   """The pieces of one answer, from its tokens as they come.
 
   stopped: a stop string was completed; what follows it is not in a piece.
+  pieces: those that were read.
   """
 
   def __init__(self, tokenizer: Any, stop: Sequence[str]):
     """tokenizer: an io.tokenizer.Tokenizer. stop: as in Settings."""
-    self.stopped = False
+    self.stopped, self.pieces = False, []
     self._tokenizer, self._before = tokenizer, []
     self._stream = tokenizer.stream(stop)
 
@@ -291,7 +293,7 @@ class Reader:
     refused = self._refused(tokens[:accepted], refused_K) if whole else []
     self._before += tokens
     drafts = accepted + len(refused)
-    return Piece(
+    piece = Piece(
       text=''.join(texts) or rest,
       tokens=tokens,
       origins=[types.ORIGINS[x] for x in origins],
@@ -302,6 +304,19 @@ class Reader:
       refused=refused,
       q=None if q_K is None else np.asarray(q_K)[:drafts].tolist(),
     )
+    self.pieces.append(piece)
+    return piece
+
+  def whole(self) -> dict[str, Any]:
+    """The fields of one Piece of all that was read, without refused drafts."""
+    found: dict[str, Any] = dict(text=''.join(x.text for x in self.pieces))
+    for name in (
+      *('tokens', 'origins', 'texts'),
+      *('logprobs', 'top_logprobs', 'entropies'),
+    ):
+      parts = [getattr(x, name) for x in self.pieces]
+      found[name] = None if None in parts else [*itertools.chain(*parts)]
+    return found
 
   def _refused(self, accepted: list[int], refused_K) -> list[tuple[int, str]]:
     """Piece.refused, whose texts follow the accepted drafts."""

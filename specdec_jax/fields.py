@@ -19,6 +19,19 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+
+class Refusal(ValueError):
+  """A value that a setting may not have: 'setting=value: words'."""
+
+  def __init__(self, setting: str, value: str, words: str):
+    """value: as it is shown."""
+    super().__init__(setting, value, words)
+    self.setting, self.value, self.words = setting, value, words
+
+  def __str__(self) -> str:
+    return f'{self.setting}={self.value}: {self.words}'
+
+
 # Annotation -> what to call a value, and two of them in a tuple.
 _WORDS: dict[Any, tuple[str, str]] = {
   bool: ('True or False', 'True, False'),
@@ -199,8 +212,7 @@ def _check_value(field: dataclasses.Field, kind: Any, value: Any) -> None:
     good = good and value in allowed
     want = choices(value, allowed)
   if not good:
-    given = f'{field.name}={short(value)}'
-    raise ValueError(f'{given}: {want}{_help(field)}')
+    raise Refusal(field.name, short(value), f'{want}{_help(field)}')
 
 
 def _help(field: dataclasses.Field) -> str:

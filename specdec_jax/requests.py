@@ -138,32 +138,40 @@ def encode(tokenizer, prompt: Any, *, chat: bool) -> list[int]:
   return [operator.index(t) for t in found]
 
 
-def check(item: Item, model, new: int | None) -> int:
+class TooLong(ValueError):
+  """A prompt, source or prediction that no context of the model holds."""
+
+
+def check(
+  item: Item, model, new: int | None, context: int | None = None
+) -> int:
   """The tokens that a prompt may emit: `new`, or all that fit if None.
 
   model: with `ids` and `context`, such as an io.load.LanguageModel.
+  context: tokens that there is room for, if it is less.
 
   Raises:
     ValueError: a prompt that cannot be decoded as asked.
   """
-  tokens, context, ids = item.tokens, model.context, model.ids
+  tokens, context = item.tokens, context or model.context
   if not len(tokens):
     raise ValueError('empty prompt: decoding starts from at least one token')
   named = ('source', item.source), ('prediction', item.prediction)
   for name, given in (*named, ('prompt', tokens)):
-    check_ids(given, ids)
+    check_ids(given, model.ids)
     if len(given) > context - (name == 'prompt'):
-      raise ValueError(
+      raise TooLong(
         f'the {name} has {len(given)} tokens, the context holds {context}: '
         'shorten it'
       )
   if new is None:
     return context - len(tokens)
   if len(tokens) + new > context:
-    raise ValueError(
-      f'the prompt has {len(tokens)} tokens, which leaves no room for '
-      f'max_new_tokens={new} in a context of {context}: '
-      f'lower it to {context - len(tokens)} or shorten the prompt'
+    raise fields.Refusal(
+      'max_new_tokens',
+      f'{new}',
+      f'no room after a prompt of {len(tokens)} tokens in a context of '
+      f'{context}; lower it to {context - len(tokens)} or shorten the prompt',
     )
   return new
 
@@ -314,6 +322,16 @@ def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
     reason = 'non-finite'
   info = metrics.rows(out.info, slice(row, row + 1))
   return Ended(int(request.lengths_B[row]), tokens, reason, info)
+
+
+def cut(of_tokens: Any, row: int, new: slice) -> Any:
+  """Copies some tokens of a row out of arrays that the next step is donated.
+
+  of_tokens: types.Info.of_tokens, whose parts Reader.piece takes.
+  """
+  return jax.tree.map(
+    lambda x_BL: np.array(np.asarray(x_BL)[row, new]), of_tokens
+  )
 
 
 def rows_on(layout: sharding.Layout | None, rows: int) -> int:

@@ -153,8 +153,8 @@ def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
   items = requests.items([[1], [5, 200], [9]])
 
   def of(model, items):
-    each = [wanted] * len(items)
-    return [x for _, x in api.answers(build.engine(model), items, each, rows=8)]
+    asked = [api.ask(model, x, wanted) for x in items]
+    return [x for _, x in api.answers(build.engine(model), asked, rows=8)]
 
   one, bad, two = of(broken, items)
   assert (bad.finish_reason, bad.tokens, bad.text) == ('non-finite', [], '')
@@ -175,7 +175,7 @@ GENERATE = [
   (dict(temperature=[0.0, 1.0, -1]), 'temperature=-1: must be a number'),
   (dict(seed=[1, 2, 0.5]), 'seed=0.5: must be a whole number'),
   (dict(top_k=[]), 'top_k: a list of 0 for 3 prompts'),
-  (dict(max_new_tokens=[1, None, 600]), 'no room for max_new_tokens=600'),
+  (dict(max_new_tokens=[1, None, 600]), 'max_new_tokens=600: no room'),
   (dict(stop=[['a'], 'b', 'c', None]), 'stop: a list of 4 for 3 prompts'),
   (dict(stop=[['a'], 'b', ['']]), 'stop=.*: must be texts'),
   (dict(stop_ids=[[1], [2]]), 'stop_ids: a list of 2 for 3 prompts'),

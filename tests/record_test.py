@@ -1,6 +1,7 @@
 """The windows of a record, and the refused drafts that counts tell."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -46,9 +47,13 @@ def test_a_record_has_the_windows_of_an_answer_and_what_they_were_drawn_from(
     )
     for t, p in zip(TEMPERATURES, TOP_P, strict=True)
   ]
-  found = dict(api.answers(engine, items, each, rows=3))
+  answered = lambda each: dict(
+    api.answers(engine, [*map(ask, items, each)], rows=3)
+  )
+  ask = functools.partial(api.ask, engine.target)
+  found = answered(each)
   plain = [dataclasses.replace(x, record=False) for x in each]
-  assert found == dict(api.answers(engine, items, plain, rows=3))
+  assert found == answered(plain)
   for i, x in found.items():
     text, windows = [*PROMPTS[i]], x.record.windows
     assert len(windows) == x.metrics['target_calls']

@@ -133,9 +133,8 @@ def judged(engine, asks, replies) -> dict[str, int]:
     )
     for x in asks
   ]
-  texts = {
-    i: x.text for i, x in api.answers(engine, items, each, rows=_ROWS.value)
-  }
+  asked = [api.ask(engine.target, *x) for x in zip(items, each, strict=True)]
+  texts = {i: x.text for i, x in api.answers(engine, asked, rows=_ROWS.value)}
   wrong = {}
   for i, (ask, reply) in enumerate(zip(asks, replies, strict=True)):
     good = reply.status == 200 and reply.text == texts[i]

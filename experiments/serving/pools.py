@@ -138,7 +138,7 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
     settings = completion.Settings(
       s.sampling.temperature, max_new_tokens=int(new)
     )
-    work.append((item, api.wanted_of(engine.target, item, settings)))
+    work.append((item, api.ask(engine.target, item, settings).wanted))
   return work
 
 

@@ -92,7 +92,7 @@ def check(run: Run, source: str) -> None:
     try:
       if prompt.turns[1:] and (not run.chat or target.start is not None):
         raise ValueError('later turns need bench.chat=True and no encoder')
-      api.wanted_of(target, _item(run, prompt, ()), _wanted(run, prompt))
+      api.ask(target, _item(run, prompt, ()), _wanted(run, prompt))
     except ValueError as error:
       raise ValueError(f'{source}: prompt {prompt.id!r}: {error}') from error
 
@@ -237,7 +237,7 @@ def _answers(
 
 def _turn(run: Run, some, asked: Sequence[int], answers):
   """Yields indices of prompts with the answers to their next turns."""
-  given, items, each = [], [], []
+  given, fitting = [], []
   for i in asked:
     item, wanted = _item(run, some[i], answers[i]), _wanted(run, some[i])
     need = len(item.tokens) + (wanted.max_new_tokens or 1)
@@ -248,10 +248,9 @@ def _turn(run: Run, some, asked: Sequence[int], answers):
       yield i, completion.Completion('', [], [], finish_reason=why, metrics={})
       continue
     given.append(i)
-    items.append(item)
-    each.append(wanted)
-  if items:
-    for n, answer in api.answers(run.engine, items, each, rows=run.rows):
+    fitting.append(api.ask(run.engine.target, item, wanted))
+  if fitting:
+    for n, answer in api.answers(run.engine, fitting, rows=run.rows):
       yield given[n], answer
 
 

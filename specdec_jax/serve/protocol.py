@@ -69,10 +69,6 @@ class Served(NamedTuple):
   context: int
   choices: int
 
-  @property
-  def ids(self) -> int:
-    return self.engine.target.ids
-
 
 class Asked(NamedTuple):
   """What a body asks for.
@@ -105,10 +101,16 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
   """
   try:
     return _asked(_parsed(body), served, chat, plain)
+  except Refused:
+    raise
+  except requests.TooLong as error:
+    raise Refused(str(error), 413) from error
+  except fields.Refusal as error:
+    name = {'max_new_tokens': 'max_tokens'}.get(error.setting, error.setting)
+    own = fields.Refusal(name, error.value, error.words)
+    raise Refused(str(own)) from error
   except ValueError as error:
-    status = error.status if isinstance(error, Refused) else 400
-    sentence = str(error).replace('max_new_tokens', 'max_tokens')
-    raise Refused(sentence, status) from error
+    raise Refused(str(error)) from error
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
@@ -154,7 +156,8 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   if asked.prediction:
     build.check_prediction(engine)
   items = api.items_of(engine.target, prompts, [asked] * len(prompts))
-  each = [_wanted(x, served, asked) for x in items]
+  room = served.context
+  each = [api.ask(engine.target, x, asked, room).wanted for x in items]
   if plain:
     each = [wanted._replace(drafts=0) for wanted in each]
   top = _top(given, engine.options.logprobs, chat)
@@ -241,18 +244,6 @@ def _conversation(given: Any) -> list[Any]:
   names = 'role', 'content', 'name'
   only = lambda x: _taken(x, names, 'messages.') if isinstance(x, dict) else x
   return [[*map(only, given)]]
-
-
-def _wanted(
-  item: requests.Item, served: Served, asked: completion.Settings
-) -> requests.Wanted:
-  """What is asked of the row of a choice, which has room for it."""
-  try:
-    new = requests.check(item, served, asked.max_new_tokens)
-  except ValueError as error:
-    read = max(len(item.tokens) + 1, len(item.source), len(item.prediction))
-    raise Refused(str(error), 413 if read > served.context else 400) from error
-  return api.wanted_of(served.engine.target, item, asked)._replace(new=new)
 
 
 # --- an answer ---------------------------------------------------------------

@@ -93,7 +93,8 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
     wanted = completion.Settings(
       (0.0, 1.0)[i % 2], seed=7, max_new_tokens=24 - len(item.tokens)
     )
-    ((_, plain),) = api.answers(engine, [item], [wanted], rows=1)
+    asked = api.ask(target, item, wanted)
+    ((_, plain),) = api.answers(engine, [asked], rows=1)
     assert answers.tokens[i, start:end].tolist() == plain.tokens
   assert len({tuple(x) for x in answers.tokens.tolist()}) == len(items)
 

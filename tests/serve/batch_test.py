@@ -80,8 +80,9 @@ class World:
     batch.check(task, str(self.input))
     return batch.write(self.output, task, batch.begun(self.output, task))
 
-  def answers(self, engine, items, each, rows):
-    assert rows == self.rows and len(items) == len(each) > 0
+  def answers(self, engine, asked, rows):
+    items, each, _ = zip(*asked, strict=True)
+    assert rows == self.rows
     self.asked += items
     self.each |= zip([x.number for x in items], each, strict=True)
     return self.order(enumerate(self.ask(items, each)))
@@ -304,7 +305,7 @@ def test_refusals_before_any_work(world, tmp_path):
       {'prompt': 'a', 'stop_ids': [258]},
       "prompt 'x': token id 258 is outside",
     ),
-    ({'prompt': 'a', 'max_new_tokens': 999}, "'x': the prompt has 1"),
+    ({'prompt': 'a', 'max_new_tokens': 999}, "'x': max_new_tokens=999: no ro"),
     ({'prompt': 'a', 'min_p': 0.1}, 'in.jsonl:2: unknown key "min_p"'),
   ):
     world.chat = 'turns' not in row

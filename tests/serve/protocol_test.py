@@ -154,7 +154,7 @@ REFUSED = [
   (TEXT | dict(temperature=10**400), 400, 'temperature=<int>: must be a num'),
   (TEXT | dict(top_k=2**63), 400, 'top_k='),  # beside 5 it would be a float
   (TEXT | dict(n=7), 400, '1 prompts with n=7: must be at most 6 choices'),
-  (TEXT | dict(max_tokens=60), 400, 'no room for max_tokens=60'),
+  (TEXT | dict(max_tokens=60), 400, 'max_tokens=60: no room after'),
   (
     CHAT | dict(max_tokens=3, max_completion_tokens=4),
     400,
