@@ -189,42 +189,37 @@ def rule_of(rule: str | types.Rule) -> types.Rule:
   return rule if isinstance(rule, types.Rule) else _rule(str(rule))
 
 
-@functools.cache  # what a function makes is compiled once
+@functools.cache  # an equal rule would be compiled again
 def _rule(text: str) -> types.Rule:
   name, _, number = text.partition(':')
-  if name in RULES:
-    found: Any = RULES[name]
-  elif path := table.PATH.fullmatch(text):
+  found: Any = RULES.get(name)
+  why = f'needs a number, as in {name}:0.5'
+  if not (ours := found is not None):
+    if not (path := table.PATH.fullmatch(text)):
+      plain = [x for x, r in RULES.items() if isinstance(r, types.Rule)]
+      forms = sorted(x if x in plain else f'{x}:NUMBER' for x in RULES)
+      names = fields.choices(name, forms)
+      raise ValueError(f"rule={text}: {names}, 'file.py:name', or a types.Rule")
     found, number = own.named('rule', path[1]), path[2]
     name = path[1].rpartition(':')[2]
-  else:
-    forms = (
-      x if isinstance(r, types.Rule) else f'{x}:NUMBER'
-      for x, r in sorted(RULES.items())
-    )
-    names = fields.choices(name, forms)
-    raise ValueError(f"rule={text}: {names}, 'file.py:name', or a types.Rule")
-  why = f'{name} takes no number'
-  if isinstance(found, types.Rule):
-    if not number:
-      return found
-  elif not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
-    return types.Rule(name, found)
-  elif not number and name in RULES:
-    why = f'needs a number, as in {name}:0.5'
-  else:
     why = (
       f'{own.signature(found)}; want verify(noise, draft, p_BNV) -> Verdict, a '
       'types.Rule or a function that makes one'
     )
+  if not number and isinstance(found, types.Rule):
+    return found
+  if not number and own.binds(found, 'noise', 'draft', 'p_BNV'):
+    return types.Rule(name, found)
+  numbers, made = [number] if number else [], None
+  if isinstance(found, types.Rule):
+    why = f'{name} takes no number'
+  elif own.binds(found, *numbers):
     try:
-      numbers = [float(number)] if number else []
-      made = found(*numbers) if own.binds(found, *numbers) else None
+      made = found(*map(float, numbers))
     except Exception as error:  # a user's function may raise anything
-      raised = f'it raised {fields.first_line(error)}'
-      made, why = None, str(error) if name in RULES else raised
-    if isinstance(made, types.Rule):
-      return made
+      why = str(error) if ours else f'it raised {fields.first_line(error)}'
+  if isinstance(made, types.Rule):
+    return made
   raise ValueError(f'rule={text}: {why}')
 
 

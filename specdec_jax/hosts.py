@@ -26,10 +26,10 @@ from jax.experimental import multihost_utils
 
 from specdec_jax import fields
 
-# Seconds: after which a silent process ends the others; that all have to start;
-# until JAX has named one that is gone; that one which failed gives the others,
-# to fail in the same way.
-_SILENCE, _START, _NAMED, _LEAVE = 15, 120, 30, 5
+_SILENCE = 15  # seconds without a word after which JAX ends the others
+_START = 120  # seconds for all processes to meet
+_NAMED = 30  # seconds in which JAX names a process that is gone
+_LEAVE = 5  # seconds that a failed process gives the others to fail alike
 
 T = TypeVar('T')
 

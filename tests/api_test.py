@@ -62,16 +62,6 @@ def test_streaming_gives_the_tokens_and_text_of_generate(target, plain):
       assert found == getattr(whole, name), name
 
 
-def test_a_special_token_may_be_a_stop_string(target):
-  """Its text is in no answer, so it counts as a stop id."""
-  kwargs = dict(max_new_tokens=90, temperature=2.0, n=12, stop_ids=())
-  every = specdec_jax.generate(target, [[5]], **kwargs)
-  i = next(i for i, x in enumerate(every) if 257 in x.tokens)
-  out = specdec_jax.generate(target, [[5]], stop='<bos>', **kwargs)[i]
-  assert out.tokens == every[i].tokens[: every[i].tokens.index(257) + 1]
-  assert out.finish_reason == 'stop'
-
-
 def test_each_prompt_may_have_its_own_stops(target, plain):
   """A list of lists; one that is flat is all prompts'."""
   whole = [x.tokens for x in plain]
@@ -164,12 +154,9 @@ def test_a_row_that_breaks_leaves_the_others_of_its_batch(broken, target):
 
 
 MODEL = table_model.make(8)
-NAN, CHAT = float('nan'), [{'role': 'user', 'content': 'Hi'}]
+CHAT = [{'role': 'user', 'content': 'Hi'}]
 GENERATE = [
-  (dict(gamma=2.0), 'gamma=2.0: must be a whole number'),
-  (dict(gamma=-1), 'gamma=-1: must be a whole number, 0 .* or more'),
   (dict(gamma=512), 'gamma=512: .* less than the context of 512'),
-  (dict(temperature=-0.1), 'temperature=-0.1'),
   (dict(temperature=1e300), r'temperature=.*1.?e\+300'),
   (dict(temperature=[0.0, 1.0]), 'temperature: a list of 2 for 3 prompts'),
   (dict(temperature=[0.0, 1.0, -1]), 'temperature=-1: must be a number'),
@@ -182,9 +169,7 @@ GENERATE = [
   (dict(stop_ids=[[1], 2, [2.5]]), 'stop_ids: 2.5 is no whole number'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
   (dict(max_new_tokens=0), 'max_new_tokens=0: must be a whole number or None'),
-  (dict(max_new_tokens=600), 'no room'),
   (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
-  (dict(logprobs=-1), 'logprobs=-1: must be a whole number, at least 0'),
   (dict(logprobs=300), 'logprobs=300: the vocabulary has 258 tokens'),
   (dict(stop=''), "stop='': must be texts"),
   (dict(stop=[13]), r'stop=\[13\]: .* token ids go to stop_ids'),
@@ -208,14 +193,12 @@ GENERATE = [
   (dict(do_sample=True), 'here it is temperature'),
   (dict(assistant_model=1), "unknown setting 'assistant_model': here it is dr"),
   (dict(draft='eagel'), "draft='eagel': did you mean eagle. allowed are lm, "),
-  (dict(draft='EAGLE'), "draft='EAGLE': did you mean eagle. allowed are lm, "),
   (dict(rule='typicall:1'), 'rule=typicall:1: did you mean typical. allowed'),
   (
     dict(draft='lookup', draft_options=dict(minmatch=2)),
     'lookup.minmatch=2: no such setting; did you mean min_match. allowed are',
   ),
   (dict(draft='lookup', min_match=0), 'give draft_options=dict.min_match='),
-  (dict(draft='lm'), 'draft.source is empty: give a model, .*to lm.Settings'),
   (dict(draft=MODEL), r'draft=Model\(vocab=8, context=512\): allowed are'),
   (
     dict(draft=sources.open_source('random:tiny')),
@@ -228,11 +211,8 @@ GENERATE = [
   (dict(prompts=CHAT), 'has no chat template: .* or messages'),
   (dict(prompts=[[1, 1.9]]), 'token 1.9 of a prompt: must be a whole number'),
   (dict(prompts=[[True]]), 'token True of a prompt: must be a whole number'),
-  (dict(prompts=[[-1]]), 'token id -1 is outside the vocabulary'),
   (dict(prompts=[]), '0 prompts'),
-  (dict(prompts=['']), 'empty prompt'),
   (dict(prompts=[[]]), 'empty prompt'),
-  (dict(prompts=[[1] * 512]), 'the prompt has 512 tokens, .*: shorten it'),
 ]
 STREAM = [
   (dict(request=-1), 'request=-1: must be a whole number, at least 0'),

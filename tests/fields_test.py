@@ -12,6 +12,7 @@ from specdec_jax import fields
 class Run(fields.Checked):
   steps: int = fields.setting(low=1, high=9, help='in all')
   decay: float = fields.setting(0.5, above=0, below=1)
+  scale: float = fields.setting(1.0)
   dtype: str = fields.setting('float32', allowed=('float32', ''))
   layers: tuple[int, ...] = fields.setting((1,), low=0)
   resume: bool = fields.setting(False)
@@ -33,8 +34,8 @@ class Settings:
     (dict(steps='2'), "run.steps='2': must be a whole number"),
     (dict(decay=0), 'decay=0: must be a number, more than 0 and less than 1'),
     (dict(decay=1.0), 'run.decay=1.0: must be a number, more than 0 and less'),
-    (dict(decay=float('nan')), 'run.decay=nan: must be a number, more than 0'),
-    (dict(decay=10**400), 'run.decay=<int>: must be a number, more than 0 and'),
+    (dict(scale=float('nan')), 'run.scale=nan: must be a number'),
+    (dict(scale=10**400), 'run.scale=<int>: must be a number'),
     (dict(dtype='int4'), "run.dtype='int4': allowed are float32, ''"),
     (dict(dtype='Float3'), "'Float3': did you mean float32? allowed are f"),
     (dict(layers=(0, -1)), 'run.layers=-1: must be a whole number, at least 0'),

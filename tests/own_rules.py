@@ -49,16 +49,6 @@ def wrong_arguments(noise, draft):
   return noise, draft
 
 
-def no_verdict(noise, draft, p_BNV):
-  return p_BNV
-
-
-def no_empty_window(noise, draft, p_BNV):
-  return reject.verify(noise, draft, p_BNV)._replace(
-    accepted_B=jnp.stack(list(draft.tokens_BK.T))[0]
-  )
-
-
 def spends_twice(noise, draft, p_BNV):
   """Its first test decides, by the same uniform, on more than one thing."""
   verdict = reject.verify(noise, draft, p_BNV)
@@ -158,10 +148,6 @@ def says(target, *, gamma, chunk, source='7'):
 
 def says_much(target, *, gamma, chunk):
   raise ValueError('no\nroom')
-
-
-def makes_nothing(target, *, gamma, chunk):
-  return None
 
 
 def _reporting(name, target, gamma, change):

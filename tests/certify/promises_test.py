@@ -99,35 +99,6 @@ def test_promise_holds(name, request, monkeypatch):
     assert word in row.size, row.size
 
 
-@pytest.mark.slow
-def test_bounds_count_positions_once():
-  """Many programs read the same texts: 3 / n does not follow from them."""
-  lookup = {'lookup': load.RECIPES['lookup']}
-  compared, distinct, rate = reached_of('greedy-identity', REJECT, lookup)
-  # Batches of 8 and 3 requests, each on texts of its own; a script is both
-  # wrong everywhere and partly right.
-  turns = distinct / ((8 + 3) * identity.NEW)
-  assert turns == round(turns)
-  assert compared == turns * (8 + 2 * 3) * identity.NEW
-  assert rate == pytest.approx(3 / distinct, rel=0.05)
-  # A program of each dtype, for 1, 3 and 8 requests: all are compared once.
-  compared, distinct, _ = reached_of(
-    'kernel-identity', REJECT, lookup, amount=1
-  )
-  assert compared == distinct == (1 + 3 + 8) * identity.NEW
-
-
-def reached_of(*args, **options) -> tuple[int, int, float]:
-  """Tokens, distinct positions and the rate that a promise reports."""
-  found = re.fullmatch(
-    r'0 of (.*) tokens differ, at (.*) distinct positions '
-    r'\(95 %: under (.*) of them\)',
-    check(*args, **options).reached,
-  )
-  compared, distinct = (int(found[i].replace(',', '')) for i in (1, 2))
-  return compared, distinct, float(found[3])
-
-
 @pytest.mark.more
 def test_a_source_that_is_not_read_breaks_a_promise(monkeypatch):
   """The oracle knows of no source; the models read one."""

@@ -305,12 +305,6 @@ def test_what_is_cancelled_is_counted_too(late, clock):
 JSON = {'content-type': 'application/json'}
 
 
-def test_a_body_that_is_too_long_is_refused(client):
-  reply = client.post('/v1/completions', content=b' ' * 5_001, headers=JSON)
-  assert reply.status_code == 413
-  assert reply.json()['error']['message'] == 'the body has over 5000 bytes'
-
-
 def test_the_key_is_asked_for(server):
   client, _ = server
   limits = dict(waiting=1, key='s3cret')
@@ -625,7 +619,17 @@ BODIES = st.builds(
 ) | st.binary(max_size=20)
 
 
-def check_fuzzed(client, body: bytes, where: str):
+@hypothesis.settings(
+  max_examples=200,
+  derandomize=True,
+  deadline=None,
+  suppress_health_check=[*hypothesis.HealthCheck],
+  database=None,
+)
+@hypothesis.given(
+  body=BODIES, where=st.sampled_from(['completions', 'chat/completions'])
+)
+def test_any_body_is_answered_or_refused_in_a_sentence(client, body, where):
   how = dict(content=body, headers=JSON)
   with client.stream('POST', f'/v1/{where}', **how) as reply:
     if reply.headers['content-type'].startswith('text/event-stream'):
@@ -639,22 +643,3 @@ def check_fuzzed(client, body: bytes, where: str):
   assert 400 <= reply.status_code < 500
   sentence = found['error']['message']
   assert sentence and '\n' not in sentence and len(sentence) < 500
-
-
-PATHS = st.sampled_from(['completions', 'chat/completions'])
-FUZZED = dict(
-  deadline=None, suppress_health_check=[*hypothesis.HealthCheck], database=None
-)
-
-
-@hypothesis.settings(max_examples=200, derandomize=True, **FUZZED)
-@hypothesis.given(body=BODIES, where=PATHS)
-def test_any_body_is_answered_or_refused_in_a_sentence(client, body, where):
-  check_fuzzed(client, body, where)
-
-
-@pytest.mark.slow
-@hypothesis.settings(max_examples=2_000, **FUZZED)
-@hypothesis.given(body=BODIES, where=PATHS)
-def test_two_thousand_bodies(client, body, where):
-  check_fuzzed(client, body, where)
