@@ -50,7 +50,7 @@ class Settings(sampling.Sampling):
   chat: put a text through the model's chat template, as a user's turn.
   batch_size: requests decoded together; changes no request's tokens.
   prediction: a text that the answer may repeat in part, such as the file that
-    it edits: lookup drafts from it too. It changes no law.
+    it edits: lookup drafts from it too. The output distribution stays the same.
 
   Raises:
     ValueError: a value of the wrong kind or out of range.

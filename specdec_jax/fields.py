@@ -21,15 +21,18 @@ from typing import Any
 
 
 class Refusal(ValueError):
-  """A value that a setting may not have: 'setting=value: words'."""
-
-  def __init__(self, setting: str, value: str, words: str):
-    """value: as it is shown."""
-    super().__init__(setting, value, words)
-    self.setting, self.value, self.words = setting, value, words
+  """Made of a setting, its value as it is shown, and what is allowed."""
 
   def __str__(self) -> str:
-    return f'{self.setting}={self.value}: {self.words}'
+    return '{}={}: {}'.format(*self.args)
+
+  def called(self, name: str) -> 'Refusal':
+    """The same of a setting that has another name where it was given."""
+    return Refusal(name, *self.args[1:])
+
+  @property
+  def setting(self) -> str:
+    return self.args[0]
 
 
 # Annotation -> what to call a value, and two of them in a tuple.

@@ -67,18 +67,19 @@ class Pool:
       loop: what decodes.
       weights: of target and drafter.
       layout: of the target on its mesh, or None.
-      rows: at least; a mesh's data axis divides them. Off a mesh, several: the
-        most, and a window is of the least that hold all requests. Where logits
-        depend on how many tokens are read together, they do on neighbours then.
+      rows: rounded up on a mesh, whose data axis divides them. Off a mesh it
+        may list widths, such as (1, 8): of 8 rows, a window decodes 1 while one
+        request runs. Where logits depend on how many tokens are read together,
+        they then depend on the neighbours.
       length: tokens of a row: prompt, output and the drafter's gamma.
-      sources: ids of a source or a prediction that there is room for; 0 for a
-        target without an encoder that is given no predictions.
-      stops: stop ids of a row that there is room for.
-      prefix_caching: a prompt that begins with what a free row holds goes on
-        there, as a chat does; features that a drafter wants are kept for it.
-        Where a token's logits depend on how many are read with it, they do on
-        what was asked before. Not on a mesh, nor with an encoder. Prompts are
-        read one by one: none waits for a longer one.
+      sources: room for the ids of a source or a prediction; 0 for a target
+        without an encoder that is given no predictions.
+      stops: room for the stop ids of a row.
+      prefix_caching: a prompt that begins with the tokens of a free row goes on
+        in that row, as a chat does; the drafter's features are kept for it.
+        Where logits depend on how many tokens are read together, they then
+        depend on earlier requests. Not on a mesh, nor with an encoder. Prompts
+        are read one by one: none waits for a longer one.
     """
     self._caching = prefix_caching and not (loop.target.encode or layout)
     self._features = self._caching and bool(loop.drafter.taps)
@@ -101,9 +102,9 @@ class Pool:
     self._past: dict[int, list[int]] = {}  # what free rows have, oldest first
     self._refills: collections.deque[_Refill] = collections.deque()
     self.cached_tokens = 0
-    self._at = [*range(self.rows)]  # the rows that a window is of
-    self._held: Any = None  # decode.Request, State and Info of these
-    self._all: Any = None  # and of all, older in these, while they are few
+    self._at = [*range(self.rows)]  # the rows that a window decodes
+    self._held: Any = None  # their decode.Request, State and Info
+    self._all: Any = None  # those of all rows, stale in _at, while _at is few
 
   @classmethod
   def of(cls, engine: Any, **sizes) -> 'Pool':
@@ -283,7 +284,7 @@ class Pool:
     return found
 
   def read(self, function: Callable, tickets: Sequence[Hashable]) -> Any:
-    """What a jitted function makes of rows, at most `part`, on the host.
+    """Calls a jitted function on at most `part` rows; its result, on the host.
 
     Args:
       function: of weights, decode.Request, State and Info of all rows, and the

@@ -236,7 +236,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def surroundings(error: ValueError | OSError) -> str:
-  """What the user did wrong, or what is wrong around them; '' if nothing is.
+  """Says what the user did wrong, or what is wrong around them; '' if nothing.
 
   Any other OSError is a mistake of this program: its traceback is wanted.
   """

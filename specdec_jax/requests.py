@@ -186,7 +186,7 @@ def check_ids(tokens: Iterable[int], ids: int) -> None:
 
 
 class Wanted(NamedTuple):
-  """What is asked of a request.
+  """Limits and sampling of a request.
 
   new: tokens that it may emit, at least 1.
   stop_ids: ids that end it.

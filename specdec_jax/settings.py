@@ -142,8 +142,11 @@ class Setup:
 
 
 def reference(e: Setup, asked: str) -> build.LanguageModel:
-  """What the target is compared with: its own source in the dtype `asked`, or a
-  source, as float32."""
+  """Loads the model that the target is compared with.
+
+  asked: a dtype, in which the target's own source is loaded, or another source,
+    which is loaded as float32.
+  """
   own = asked in convert.DTYPES
   changes = {'dtype': asked} if own else {'source': asked, 'dtype': 'float32'}
   target = dataclasses.replace(e.settings.target, **changes)

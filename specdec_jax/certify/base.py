@@ -297,7 +297,7 @@ def make_request(
 def wanted(
   count: int, new, *, stop_ids=(), drafts=_ANY, **settings
 ) -> tuple[list[requests.Wanted], dict[str, Any]]:
-  """What is asked of each of `count` prompts, and the settings that are left.
+  """Makes the Wanted of `count` prompts; also returns the settings left over.
 
   new, drafts and the fields of sampling.Sampling: one value, or one a prompt.
   """

@@ -202,7 +202,7 @@ class Server:
 
 
 class _Talk:
-  """What the worker says of one request.
+  """Hands the worker's events of one request to the event loop.
 
   jobs: its choices. done: those that are complete, by index.
   """
@@ -268,7 +268,7 @@ async def _in_time(arrived: float, seconds: float, late: str):
 
 
 async def _unless_gone(request: requests.Request, answer: Coroutine) -> Any:
-  """What `answer` returns; None if the client goes away before."""
+  """Returns the answer; None if the client goes away before."""
 
   async def gone():
     while (await request.receive())['type'] != 'http.disconnect':

@@ -199,7 +199,7 @@ def request_number(id: str, turn: int) -> int:
 
 
 def _wanted(run: Run, prompt: prompts_lib.Prompt) -> completion.Settings:
-  """What is asked of each turn of a prompt."""
+  """Returns the settings of each turn of a prompt."""
   return dataclasses.replace(run.wanted, **prompt.own)
 
 

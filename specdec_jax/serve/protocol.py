@@ -57,7 +57,7 @@ class Refused(ValueError):
 
 
 class Served(NamedTuple):
-  """What is served.
+  """A served model.
 
   name: what requests call the model.
   context: tokens that a prompt with its answer has room for.
@@ -71,7 +71,7 @@ class Served(NamedTuple):
 
 
 class Asked(NamedTuple):
-  """What a body asks for.
+  """A body, read and checked.
 
   chat: a conversation goes on; else texts.
   items, each: each prompt `n` times, and what is asked of its row.
@@ -94,7 +94,7 @@ class Asked(NamedTuple):
 
 
 def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
-  """What the body of a request asks for.
+  """Reads the body of a request.
 
   Raises:
     Refused: it cannot be answered as it was asked; the sentence says why.
@@ -107,8 +107,7 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
     raise Refused(str(error), 413) from error
   except fields.Refusal as error:
     name = {'max_new_tokens': 'max_tokens'}.get(error.setting, error.setting)
-    own = fields.Refusal(name, error.value, error.words)
-    raise Refused(str(own)) from error
+    raise Refused(str(error.called(name))) from error
   except ValueError as error:
     raise Refused(str(error)) from error
 
@@ -267,7 +266,7 @@ _STARTED = int(time.time())
 
 
 def head(asked: Asked, served: Served) -> dict[str, Any]:
-  """What all pieces of an answer begin with."""
+  """Returns the fields with which every piece of an answer begins."""
   kind = 'text_completion'
   if asked.chat:
     kind = 'chat.completion' + '.chunk' * asked.stream
