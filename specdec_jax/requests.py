@@ -240,7 +240,7 @@ def make(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit,
-    np.resize(column((x.number for x in items), np.uint32), rows),
+    column((x.number for x in [*items, *items[-1:] * (rows - n)]), np.uint32),
     column((x.sampling.seed for x in each), np.uint32),
     settings,
     _stops([x.stop_ids for x in each], stops),
