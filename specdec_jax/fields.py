@@ -23,16 +23,10 @@ from typing import Any
 class Refusal(ValueError):
   """Made of a setting, its value as it is shown, and what is allowed."""
 
+  setting = property(lambda self: self.args[0])
+
   def __str__(self) -> str:
     return '{}={}: {}'.format(*self.args)
-
-  def called(self, name: str) -> 'Refusal':
-    """The same of a setting that has another name where it was given."""
-    return Refusal(name, *self.args[1:])
-
-  @property
-  def setting(self) -> str:
-    return self.args[0]
 
 
 # Annotation -> what to call a value, and two of them in a tuple.

@@ -82,16 +82,3 @@ def test_a_planted_bug_is_found(folder):
   assert found['plain'] != found['other']
   assert found['gap'] > 4 * found['noise']
   assert ' a[b] ' in done.out and 'more than 4 times' in done.out
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'argument, expected',
-  [
-    ('--config.sampling.temperature=0.8', 'config.decode.rule=coupled'),
-    ('--workdir=/dev/null/below', 'workdir /dev/null/below: cannot be'),
-    ('--config=nope.py', 'audit.py: config nope.py: no such file'),
-  ],
-)
-def test_refusals(folder, argument, expected):
-  audit(folder, argument).check_refused(expected)

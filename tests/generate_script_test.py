@@ -91,18 +91,3 @@ def test_a_lossy_rule_is_called_lossy(tmp_path):
   assert done.document['tokens'] == 3
   assert 'The rule lenient:0.5 is LOSSY' in done.out
   assert not done.document['lossless']
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-  'argument, expected',
-  [
-    ('--config.sampling.seed=0', "in.jsonl: prompt '1': token id 300"),
-    ('--config.bench.batch_size=0', 'bench.batch_size=0'),
-    ('--output=/nowhere/at/all.jsonl', 'cannot be written'),
-  ],
-)
-def test_mistakes_leave_no_file(tmp_path, argument, expected):
-  write(tmp_path, [ROWS[0], {'tokens': [300]}])
-  generate(tmp_path, argument).check_refused(expected)
-  assert [p.name for p in tmp_path.iterdir()] == ['in.jsonl']

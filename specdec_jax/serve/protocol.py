@@ -107,7 +107,8 @@ def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
     raise Refused(str(error), 413) from error
   except fields.Refusal as error:
     name = {'max_new_tokens': 'max_tokens'}.get(error.setting, error.setting)
-    raise Refused(str(error.called(name))) from error
+    own = fields.Refusal(name, *error.args[1:])
+    raise Refused(str(own)) from error
   except ValueError as error:
     raise Refused(str(error)) from error
 

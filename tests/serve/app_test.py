@@ -552,34 +552,6 @@ def test_an_adaptive_drafter_chooses_by_the_costs_of_its_rows(monkeypatch):
   assert worker._pool.widths == [1, 5]
 
 
-@pytest.mark.more
-def test_the_openai_client(client):
-  openai = pytest.importorskip('openai', reason='needs openai (extra browser)')
-  made = openai.OpenAI(base_url=f'{client.base_url}/v1', api_key='none')
-  messages = CHAT['messages']
-  how = dict(model=small.NAME, messages=messages, **HOW)
-  x, _ = generated(messages)
-  whole = made.chat.completions.create(**how)
-  assert whole.choices[0].message.content == x.text
-  create = made.chat.completions.create
-  *pieces, last = create(
-    **how, stream=True, stream_options={'include_usage': True}
-  )
-  said = [y.choices[0].delta.content for y in pieces]
-  assert ''.join(said) == x.text
-  assert last.choices == [] and last.usage.completion_tokens == len(x.tokens)
-  guess = {'type': 'content', 'content': x.text}
-  repeated = create(**how, prediction=guess)
-  assert repeated.choices[0].message.content == x.text
-  details = repeated.usage.completion_tokens_details
-  assert details.accepted_prediction_tokens > 0
-  text = made.completions.create(model=small.NAME, **TEXT, **HOW, logprobs=1)
-  assert text.choices[0].text == generated(TEXT['prompt'])[0].text
-  assert len(text.choices[0].logprobs.token_logprobs) == 12
-  with pytest.raises(openai.BadRequestError, match='does not do pres'):
-    made.chat.completions.create(**how, presence_penalty=1.0)
-
-
 # --- fuzzed bodies -----------------------------------------------------------
 
 NAMES = (
