@@ -36,11 +36,6 @@ def plain(target):
   return specdec_jax.generate(target, PROMPTS, **COMMON)
 
 
-def test_batches_do_not_change_tokens(target, plain):
-  apart = specdec_jax.generate(target, PROMPTS, batch_size=2, **COMMON)
-  assert [x.tokens for x in apart] == [x.tokens for x in plain]
-
-
 def test_samples_of_a_prompt_differ_and_begin_with_the_single_one(
   target, plain
 ):

@@ -12,7 +12,6 @@ from specdec_jax.certify import base, load
 from specdec_jax.costs import scripted
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
@@ -24,49 +23,6 @@ SETTINGS = dict(
   top_p=np.array([1.0, 0.9, 1.0, 1.0, 0.8, 0.95]),
   seed=3,
 )
-
-
-@pytest.mark.more
-def test_a_rows_text_is_its_own(x64):
-  """Not the dead rows', what its buffer holds, or the chunk's.
-
-  Nor the batch's, its order's or the padding's: see the promise of invariance.
-  """
-  config = fakes.tiny()
-  model = lm.make(config)
-  weights = types.Weights(fakes.wild(config, 0), fakes.wild(config, 1))
-  prompts = fakes.prompts(B, vocab=V, seed=5, longest=9)
-  # A prompt of 9 tokens takes one pass or three.
-  generate, small = (
-    decode.programs(
-      model,
-      lm_drafter.make(model, gamma=2, chunk=chunk),
-      reject.RULE,
-      decode.Options(chunk=chunk, widths=(0,) * (chunk > 9)),
-    ).generate
-    for chunk in (64, 3)
-  )
-  request = lambda: fakes.request(prompts, NEW, vocab=V, length=L, **SETTINGS)
-  dead, garbage = request(), request()
-  dead.limit_B[[1, 4]] = 0
-  garbage.tokens_BL[np.arange(L)[None] >= garbage.lengths_B[:, None]] = 7
-  base, out, *others = (
-    run(weights, asked)
-    for run, asked in (
-      (generate, request()),
-      (generate, dead),
-      (generate, garbage),
-      (small, request()),
-    )
-  )
-  texts = fakes.texts(base)
-  assert len({tuple(text) for text in texts}) == B
-  for b in (0, 2, 3, 5):
-    assert fakes.texts(out)[b] == texts[b]
-  assert np.asarray(out.info.calls_B)[[1, 4]].tolist() == [0, 0]
-  for other in others:
-    assert fakes.texts(other) == texts
-    np.testing.assert_array_equal(other.info.hist_BN, base.info.hist_BN)
 
 
 @pytest.mark.more
@@ -178,30 +134,6 @@ def test_logprobs_are_those_of_a_teacher_forced_pass(table):
     assert (logprobs[b, :start] == 0).all()
     assert (logprobs[b, len(text) :] == 0).all()
     assert (entropies[b, len(text) :] == 0).all()
-
-
-@pytest.mark.more
-def test_widths_change_nothing(x64):
-  config = fakes.tiny()
-  model = lm.make(config)
-  rng = np.random.default_rng(0)
-  script = rng.integers(0, V, (B, L)).astype(np.int32)
-  # Every row proposes in stretches, so that windows differ in width.
-  count = np.tile((np.arange(L) // 5) % 4, (B, 1)).astype(np.int32)
-  weights = types.Weights(fakes.wild(config, 0), (script, count))
-  request = fakes.request([[1, 2]] * B, NEW, vocab=V, length=L, **SETTINGS)
-  drafter = scripted.make(gamma=3)
-  some, one = (
-    decode.programs(
-      model, drafter, reject.RULE, decode.Options(widths=w, logprobs=2)
-    ).generate(weights, request)
-    for w in ((0, 1), ())
-  )
-  assert fakes.texts(some) == fakes.texts(one)
-  assert (some.info.widths_BN.sum(0) > 0).tolist() == [True, True, False, True]
-  blank = lambda out: out._replace(info=out.info._replace(widths_BN=0))
-  same = functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-12)
-  jax.tree.map(same, blank(some), blank(one))
 
 
 @pytest.mark.more

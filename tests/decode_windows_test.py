@@ -128,18 +128,6 @@ def test_stop_ids_at_every_offset_of_the_window(table_text):
 
 
 @pytest.mark.more
-def test_a_stop_id_in_the_prompt_or_past_the_cut_does_not_count(table_text):
-  params, text = table_text
-  L = len(text)
-  request = fakes.request([[1, 2]] * 2, [3, 3], vocab=40, length=L)
-  stop_BX = np.array([[1, 2], [text[5], -1]], np.int32)  # text[5]: fourth new
-  request = request._replace(stop_BX=stop_BX)
-  out = generate(weights_of(params, [text] * 2), request)
-  assert out.lengths_B.tolist() == [5, 5]
-  assert (out.tokens_BL[:, :5] == text[:5]).all()
-
-
-@pytest.mark.more
 def test_limits_at_every_offset_and_buffers_without_room(table_text):
   params, text = table_text
   start, canary = 2, 39
