@@ -153,7 +153,7 @@ def _job(
   kept = max(each[0].logprobs, each[0].record)
   if kept > target.ids:
     raise ValueError(f'logprobs={kept}: the vocabulary has {target.ids} tokens')
-  items = items_of(target, prompts, each, first)
+  items = items_of(target, prompts, each[0], first)
   each = [x for x in each for _ in range(x.n)]
   asked = [ask(target, *pair) for pair in zip(items, each, strict=True)]
   engine = build.engine(
@@ -180,30 +180,26 @@ def _listed(prompts: Any) -> list[Any]:
 def items_of(
   target: build.LanguageModel,
   prompts: Sequence[Any],
-  each: Sequence[completion.Settings],
+  settings: completion.Settings,
   first: int = 0,
 ) -> list[requests.Item]:
   """Every sample of every prompt, in generate's order.
 
-  each: the settings of each prompt, which differ in EACH alone.
-
   Raises:
     ValueError: a chat, for a target without a template; see requests.item.
   """
-  wanted, encode = each[0], target.tokenizer.encode
   # Without a template a chat would be in words of ours.
-  chat = wanted.chat or any(map(requests.is_chat, prompts))
+  chat = settings.chat or any(map(requests.is_chat, prompts))
   if chat and target.tokenizer.chat_template is None:
     raise ValueError(
       f'{target.label} has no chat template: leave chat=True out, or messages, '
       'and give the text as the model was trained to read it'
     )
-  found = [requests.item(target, x, 0, chat=wanted.chat) for x in prompts]
-  guesses = [encode(x.prediction) if x.prediction else () for x in each]
+  found = [requests.item(target, x, 0, chat=settings.chat) for x in prompts]
   return [
-    item._replace(number=first + i + j * _PROMPTS, prediction=guess)
-    for i, (item, guess) in enumerate(zip(found, guesses, strict=True))
-    for j in range(wanted.n)
+    item._replace(number=first + i + j * _PROMPTS)
+    for i, item in enumerate(found)
+    for j in range(settings.n)
   ]
 
 
@@ -221,13 +217,16 @@ def ask(
   settings: completion.Settings,
   context: int | None = None,
 ) -> Asked:
-  """A request that fits the target.
+  """A request that fits the target, with its prediction as ids.
 
   context: tokens that there is room for; None: the target's.
 
   Raises:
     ValueError: it does not fit; an unknown stop id.
   """
+  if settings.prediction:
+    guess = target.tokenizer.encode(settings.prediction)
+    item = item._replace(prediction=guess)
   new = requests.check(item, target, settings.max_new_tokens, context)
   wanted = requests.Wanted(new, settings, settings.all_stop_ids(target))
   return Asked(item, settings, wanted)

@@ -212,10 +212,7 @@ def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
       given.append({'role': 'assistant', 'content': x.text})
       given.append({'role': 'user', 'content': turn})
   number = request_number(prompt.id, len(answers))
-  target, guess = run.engine.target, _wanted(run, prompt).prediction
-  item = requests.item(target, given, number, chat=run.chat)
-  ids = target.tokenizer.encode(guess) if guess else ()
-  return item._replace(prediction=ids)
+  return requests.item(run.engine.target, given, number, chat=run.chat)
 
 
 def _answers(

@@ -155,9 +155,9 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
     )
   if asked.prediction:
     build.check_prediction(engine)
-  items = api.items_of(engine.target, prompts, [asked] * len(prompts))
-  room = served.context
-  each = [api.ask(engine.target, x, asked, room).wanted for x in items]
+  items, room = api.items_of(engine.target, prompts, asked), served.context
+  rows = [api.ask(engine.target, x, asked, room) for x in items]
+  items, each = [x.item for x in rows], [x.wanted for x in rows]
   if plain:
     each = [wanted._replace(drafts=0) for wanted in each]
   top = _top(given, engine.options.logprobs, chat)
