@@ -1,4 +1,4 @@
-"""What one asks for and what one gets: Settings, Completion, Piece, Reader."""
+"""Settings of a request and the answer to it: Completion, Piece, Reader."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What a program prints: tables, progress and JSON."""
+"""Prints the tables, progress and JSON of programs."""
 
 import contextlib
 import json

@@ -344,7 +344,7 @@ class Info(NamedTuple):
 
   @property
   def of_tokens(self) -> tuple[Any, ...]:
-    """What completion.Reader.piece is told of tokens, rows of L first."""
+    """Arrays of each token, [B, L, ...], in the order of Reader.piece."""
     return self.origin_BL, self.logprob_BL, self.top_BLX, self.entropy_BL
 
 

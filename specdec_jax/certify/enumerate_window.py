@@ -54,7 +54,7 @@ def parents(draft: types.Draft):
 
 
 def sees(draft: types.Draft):
-  """What each number descends from, and itself: [B, N, N]."""
+  """Marks the ancestors of each number, and itself: [B, N, N]."""
   return tree.shape(parents(draft)).sees_BTN
 
 

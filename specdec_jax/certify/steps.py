@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 
 class Window(NamedTuple):
-  """What was seen of one window.
+  """Records one window of a step.
 
   draft, p_BNV: as the rule got them.
   t_BK: where each uniform flips the verdict; None if passes_BK is not chosen.

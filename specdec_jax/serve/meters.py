@@ -1,4 +1,4 @@
-"""What is measured of an answer, for its client, and of all, for Prometheus.
+"""Measures an answer, for its client, and all answers, for Prometheus.
 
 Names and meanings are vLLM's, so that what reads its metrics reads these.
 """

@@ -125,7 +125,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
   return found
 
 
-def _taken(
+def _allowed(
   found: Mapping[str, Any], allowed: Sequence[str], of: str = ''
 ) -> dict[str, Any]:
   """Without what asks for nothing, as null; raises for what is not allowed."""
@@ -140,7 +140,7 @@ def _taken(
 
 def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   engine, about = served.engine, _OWN[chat][0]
-  given = _taken(given, _NAMES + _OWN[chat])
+  given = _allowed(given, _NAMES + _OWN[chat])
   if (name := given.get('model', served.name)) != served.name:
     said = fields.short(name)
     raise Refused(f'model={said}: this server has {served.name!r}', 404)
@@ -204,7 +204,7 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
   options = given.get('stream_options', {})
   if not isinstance(options, dict) or (options and not stream):
     raise ValueError('stream_options: must be an object, beside stream=true')
-  options = _taken(options, ['include_usage'], 'stream_options.')
+  options = _allowed(options, ['include_usage'], 'stream_options.')
   return _flag(options, 'include_usage')
 
 
@@ -242,7 +242,7 @@ def _conversation(given: Any) -> list[Any]:
       'role and content'
     )
   names = 'role', 'content', 'name'
-  only = lambda x: _taken(x, names, 'messages.') if isinstance(x, dict) else x
+  only = lambda x: _allowed(x, names, 'messages.') if isinstance(x, dict) else x
   return [[*map(only, given)]]
 
 
