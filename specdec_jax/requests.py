@@ -226,6 +226,7 @@ def make(
   each = [wanted] * n if isinstance(wanted, Wanted) else [*wanted]
   assert len(each) == n and all(x.new > 0 for x in each), each
   # Rows without a prompt never start.
+  numbered = [*items, *[items[-1]] * (rows - n)]
   each += [each[-1]._replace(new=0, stop_ids=())] * (rows - n)
   column = lambda values, dtype: np.array([*values], dtype)
   lengths = _lengths([x.tokens for x in items], rows)
@@ -240,7 +241,7 @@ def make(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit,
-    column((x.number for x in [*items, *items[-1:] * (rows - n)]), np.uint32),
+    column((x.number for x in numbered), np.uint32),
     column((x.sampling.seed for x in each), np.uint32),
     settings,
     _stops([x.stop_ids for x in each], stops),
