@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import pathlib
+import tempfile
 
 # Before jax is imported: tests run on eight fake CPU devices, and jaxlib 0.10.2
 # miscompiles a narrow matvec + reduce without this flag (jax#39103).
@@ -26,6 +27,15 @@ jax.config.update('jax_num_cpu_devices', 8)
 jax.config.update('jax_numpy_rank_promotion', 'raise')
 jax.config.update('jax_default_matmul_precision', 'highest')
 jax.config.update('jax_debug_nans', True)
+
+# What a worker, or a program that it starts, compiled is not compiled again.
+_CACHE = 'JAX_COMPILATION_CACHE_DIR'
+if _CACHE not in os.environ:
+  _compiled = tempfile.TemporaryDirectory()
+  os.environ[_CACHE] = _compiled.name
+jax.config.update('jax_compilation_cache_dir', os.environ[_CACHE])
+jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+jax.config.update('jax_persistent_cache_min_entry_size_bytes', -1)
 
 
 @pytest.fixture
