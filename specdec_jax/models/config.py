@@ -123,8 +123,7 @@ class LMConfig:
         f'heads={self.heads} must be a multiple of kv_heads={self.kv_heads}'
       )
     for name, allowed in ALLOWED.items():
-      if (given := getattr(self, name)) not in allowed:
-        raise ValueError(f'{name}={given!r}: {fields.choices(given, allowed)}')
+      assert getattr(self, name) in allowed, name
     assert not self.run.packed or self.dtype != 'float64'
     assert self.windows and min(self.windows) >= 0 and self.rotated
     table, pairs = self.rope_scaling, self.head_dim // 2
@@ -134,12 +133,8 @@ class LMConfig:
         f'{self.head_dim} needs {pairs}'
       )
     ids = self.proposes
-    assert not (ids and self.tied)
-    rising = [*ids] == sorted({*ids})
-    if ids and not (rising and 0 <= ids[0] <= ids[-1] < self.vocab):
-      raise ValueError(
-        f'proposes={ids[:4]}...: must be ascending ids below vocab={self.vocab}'
-      )
+    assert not (ids and self.tied) and [*ids] == sorted({*ids})
+    assert not ids or 0 <= ids[0] <= ids[-1] < self.vocab
 
   @property
   def kinds(self) -> tuple[tuple[int, bool], ...]:

@@ -77,21 +77,6 @@ def test_a_row_that_sees_nothing_is_finite():
   assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize(
-  'bad',
-  [
-    dict(heads=3, kv_heads=2),
-    dict(dtype='int8'),
-    dict(position='sinus'),
-    dict(act='tanh'),
-    dict(norm='batch'),
-  ],
-)
-def test_settings_that_cannot_work_are_refused(bad):
-  with pytest.raises(ValueError, match=next(iter(bad))):
-    fakes.tiny(**bad)
-
-
 def test_a_gpu_without_cudnn_attends_by_xla(monkeypatch):
   T, C = attention.CUDNN_FROM, 64
   q_BTHC = jnp.ones((1, T, 2, C), jnp.bfloat16)

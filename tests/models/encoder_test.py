@@ -20,14 +20,7 @@ from specdec_jax import (
 )
 from specdec_jax.chips import hlo
 from specdec_jax.costs import parts, scripted
-from specdec_jax.drafters import (
-  adaptive,
-  eagle,
-  early_exit,
-  hybrid,
-  lookup,
-  ngram,
-)
+from specdec_jax.drafters import eagle, early_exit, hybrid
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import hf, load, names
 from specdec_jax.models import config as model_config
@@ -140,44 +133,6 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     assert fakes.texts(out) == want
     mean = np.mean(out.info.hist_BN @ np.arange(4) / out.info.calls_B)
     assert (mean > 2) == (draft is config)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize(
-  ('name', 'rule'),
-  [
-    pytest.param(name, rule, marks=[pytest.mark.slow] * ((i + j) % 2))
-    for i, name in enumerate(
-      ('early_exit', 'ngram', 'lookup', 'adaptive', 'self')
-    )
-    for j, rule in enumerate((coupled.RULE, reject.RULE))
-  ],
-)
-def test_drafters_without_a_model_give_plain_decodings_text(x64, name, rule):
-  config = config_of(depth=3)
-  model, params = lm.make(config), wild(config, 0)
-  more = dict(temperature=0.8, seed=3) if rule.coupled else {}
-  request = request_of(gamma=3, **more)
-  want = plain_text(config, params, request)
-  counts = ngram.count(want, order=2, vocab=V)
-  copies, free_N = lookup.make(gamma=3, min_match=1), np.zeros(4, np.float32)
-  coarse = jax.tree.map(lambda x: jnp.round(8 * x) / 8, params)
-  drafter, draft = {
-    'early_exit': (early_exit.make(model, gamma=3, exit=2), ()),
-    'self': (early_exit.make_whole(model, gamma=3), coarse),
-    'ngram': (ngram.make(ngram.model(V, ids=V), gamma=3), counts),
-    'lookup': (copies, ()),
-    'adaptive': (
-      adaptive.make(copies),
-      adaptive.Params((), adaptive.Costs(1 + free_N, free_N)),
-    ),
-  }[name]
-  programs = decode.programs(model, drafter, rule)
-  out = programs.generate(types.Weights(params, draft), request)
-  assert fakes.texts(out) == want
-  # Some of each, or this would show little.
-  hist_N = np.asarray(out.info.hist_BN).sum(0)
-  assert hist_N[0] and hist_N[1:].any()
 
 
 @pytest.mark.more

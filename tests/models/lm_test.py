@@ -256,10 +256,3 @@ def test_a_model_of_some_ids_says_the_same_of_them(x64, tied):
   np.testing.assert_allclose(some[..., kept], whole[..., kept], rtol=1e-12)
   others = [i for i in range(9) if i not in kept]
   assert (some[..., others] == -np.inf).all()
-
-
-@pytest.mark.parametrize('ids', [(2, 1), (1, 1), (0, 7), (-1, 2)])
-def test_ids_that_cannot_be_proposed_are_refused(x64, ids):
-  config = fakes.tiny(vocab=7)
-  with pytest.raises(ValueError, match='must be ascending ids below vocab=7'):
-    convert.reduce(config, lm.init(config, 0), ids)
