@@ -125,29 +125,6 @@ def test_what_stale_slots_hold_changes_nothing(x64, scan):
   assert any(np.isnan(x).any() for x in jax.tree.leaves(after))
 
 
-def test_scanned_layers_equal_unrolled_ones(x64):
-  config = fakes.tiny(**RICH)
-  scan = config.running(scan_layers=True)
-  flat = lm.flatten(params_of(config))
-  stacked = {k: v for k, v in flat.items() if not k.startswith('layers/')}
-  for name in lm.shapes(scan):
-    if name.startswith('layers/'):
-      rest = name.removeprefix('layers/')
-      stacked[name] = jnp.stack(
-        [flat[f'layers/{i}/{rest}'] for i in range(config.depth)]
-      )
-  assert {k: v.shape for k, v in stacked.items()} == {
-    k: v.shape for k, v in lm.shapes(scan).items()
-  }
-  out = []
-  for c, params in ((config, lm.nest(flat)), (scan, lm.nest(stacked))):
-    model = lm.make(c)
-    cache = prefilled(model, params)
-    out.append(read(model, params, START, 4, cache, taps=(1, 0))[:2])
-  for x, y in zip(*map(jax.tree.leaves, out), strict=True):
-    np.testing.assert_allclose(x, y, atol=1e-12)
-
-
 @pytest.mark.parametrize(
   'settings',
   [{}, dict(qkv_bias=True) | fakes.OLMO2, fakes.GPT],

@@ -152,13 +152,6 @@ def test_by_xla_in_float64(name, scan, x64):
   compare(lm.make(config), lm.init(config, 0), 12, close(1e-12))
 
 
-@pytest.mark.more
-@pytest.mark.parametrize('name', ['grouped', 't5'])
-def test_by_xla_in_float32(name):
-  config = config_of(name, 'float32')
-  compare(lm.make(config), lm.init(config, 0), 12, close(1e-5))
-
-
 @pytest.mark.parametrize('encoder', [False, True])
 def test_a_table_knows_the_position_of_each_slot(encoder):
   model = tables.make(5, encoder=encoder)
