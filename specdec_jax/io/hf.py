@@ -69,7 +69,7 @@ def open_folder(
     for name, array in stored.open_file(path).items()
   )
   kept = (x for x in pairs if not names.HARMLESS.fullmatch(x[0]))
-  found = stored.once(folder, kept)
+  found = stored.unique(folder, kept)
   arrays = {name: array for name, (array, _) in found.items()}
 
   plans, plain = {}, arrays

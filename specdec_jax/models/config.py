@@ -146,7 +146,7 @@ class LMConfig:
   def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
     """Returns the settings of a model of these layers only."""
     each = [self.kinds[i % len(self.kinds)] for i in layers]
-    windows, rotated = map(once, zip(*each, strict=True))
+    windows, rotated = map(shared, zip(*each, strict=True))
     return dataclasses.replace(
       self, depth=len(layers), windows=windows, rotated=rotated
     )
@@ -167,7 +167,7 @@ class LMConfig:
     return 'float32' if self.run.packed else self.dtype
 
 
-def once(each: Sequence) -> tuple:
+def shared(each: Sequence) -> tuple:
   """Shortens a setting of every layer to one value where all are equal."""
   return tuple(each[:1] if len(set(each)) == 1 else each)
 

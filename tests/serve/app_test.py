@@ -8,7 +8,6 @@ import threading
 import time
 import types as types_lib
 
-import httpx2
 import hypothesis
 import pytest
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ import specdec_jax
 from specdec_jax import build, completion, pool, requests, show, types
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import adaptive, lookup
-from specdec_jax.serve import app, meters, protocol
+from specdec_jax.serve import app, meters
 from specdec_jax.serve import worker as worker_lib
 from specdec_jax.train import text as text_lib
 from tests.serve import loopback, small
@@ -494,24 +493,6 @@ def test_logits_that_are_not_finite_end_one_request(client):
     assert error['error']['type'] == 'server_error'
   whole = generated(TEXT['prompt'])[0]
   assert other.result().json()['choices'][0]['text'] == whole.text
-
-
-def test_the_end_waits_for_what_is_asked():
-  body = TEXT | dict(max_tokens=50, temperature=0)
-  limits = dict(waiting=3)
-  with concurrent.futures.ThreadPoolExecutor(1) as threads:
-    with loopback.running(small.served(), small.rows(), **limits) as found:
-      client, worker = found
-      how = dict(base_url=client.base_url, timeout=None, trust_env=False)
-      mine = httpx2.Client(**how)
-      asked = threads.submit(stream, mine, body)
-      until(lambda: worker.running)
-    *_, end = asked.result()
-  assert end['choices'][0]['finish_reason'] == 'length'
-  with pytest.raises(httpx2.ConnectError):
-    mine.get('/health')
-  with pytest.raises(protocol.Refused, match='about to end'):
-    worker.submit([])
 
 
 def test_no_answer_waits_for_a_program():

@@ -167,6 +167,8 @@ def test_an_end_answers_what_waits_for_a_row():
   rows.go.set()
   ending.join()
   assert sorted(told) == [*range(5)]
+  with pytest.raises(protocol.Refused, match='about to end'):
+    work.submit([])
 
 
 def test_two_requests_that_overlap_are_both_not_alone():

@@ -53,7 +53,7 @@ def open_file(path: pathlib.Path) -> dict[str, Stored]:
     raise ValueError(f'{path}: not a whole safetensors file: {e}') from e
 
 
-def once(where: object, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+def unique(where: object, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
   """The pairs by name; ValueError for a name that is there twice.
 
   where: what the error begins with.

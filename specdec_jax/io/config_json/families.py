@@ -117,7 +117,7 @@ def _smollm3(s: Json) -> dict[str, Any]:
   near = s.flag('use_sliding_window') and window is not None
   kinds = [_LOCAL if near and not x else _GLOBAL for x in rotated]
   found = _decoder(s) | _windows(s, kinds, window)
-  return found | dict(rotated=model_config.once(rotated))
+  return found | dict(rotated=model_config.shared(rotated))
 
 
 def _granite(s: Json) -> dict[str, Any]:
@@ -275,7 +275,7 @@ def _windows(
     words = ' or '.join(map(repr, allowed))
     s.refuse(f'layer_types={kinds!r}', f'{words} for each of {depth} layers')
   windows = [(window or 0) if x == _LOCAL else 0 for x in kinds]
-  return dict(windows=model_config.once(windows))
+  return dict(windows=model_config.shared(windows))
 
 
 # model_type -> (function from its settings, naming of its weights).

@@ -251,7 +251,7 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
 def _arrays(folder: pathlib.Path) -> Arrays:
   """The arrays of a folder, by the names that speculators gives EAGLE's."""
   opened = map(stored.open_file, hf.weight_files(folder))
-  every = stored.once(folder, (pair for x in opened for pair in x.items()))
+  every = stored.unique(folder, (pair for x in opened for pair in x.items()))
   inside, out = any(name.startswith(MTP) for name in every), []
   for name, array in every.items():
     if inside and name.startswith(MTP):
@@ -264,7 +264,7 @@ def _arrays(folder: pathlib.Path) -> Arrays:
     name = re.sub('^midlayer', 'layers.0', name.removeprefix('model.'))
     kept = name in IDS if inside else not names.HARMLESS.fullmatch(name)
     out += [(name, array.read())] if kept else []
-  return stored.once(folder, out)
+  return stored.unique(folder, out)
 
 
 def _places(

@@ -51,7 +51,7 @@ def _read(
   where: str, paths: list[pathlib.Path], target: load.LanguageModel
 ) -> dict[str, Any]:
   opened = map(stored.open_file, paths)
-  found = stored.once(where, (pair for x in opened for pair in x.items()))
+  found = stored.unique(where, (pair for x in opened for pair in x.items()))
   inside = {k: x for k, x in found.items() if k.startswith(INSIDE)}
   arrays = {k.removeprefix(INSIDE): x for k, x in (inside or found).items()}
   config, layout, flat = target.config, target.layout, {}
