@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from experiments import page
-from specdec_jax.bench import intervals
+from matplotlib import ticker
+
+from experiments import plots
+from specdec_jax.bench import intervals, tables
 
 RULE = (
   'reproduced: our 95 % interval meets the numbers that round to what the '
@@ -35,7 +37,7 @@ class Claim(NamedTuple):
   against: str = ''
   sign: int = 0
   apart: intervals.Interval = intervals.Interval()
-  why: str = ''  # what our cells say of a difference
+  why: str = ''  # what our cells say of a difference, in a few words
 
 
 def minus(x: intervals.Interval, value: float) -> intervals.Interval:
@@ -76,37 +78,62 @@ def counts(every: Sequence[Claim]) -> dict[str, dict[str, int]]:
   }
 
 
-def lines(every: Sequence[Claim]) -> list[str]:
-  """What became of the paper's cells, the rule, and a line for each."""
+def told(every: Sequence[Claim]) -> str:
+  """How many cells of the paper have each outcome, in a sentence."""
   if not every:
-    return ["None of the paper's cells has one of ours.", '']
-  told = '; '.join(
+    return "None of the paper's cells has one of ours."
+  found = '; '.join(
     f'{of}: ' + ', '.join(f'{n} {name}' for name, n in own.items())
     for of, own in counts(every).items()
   )
-  head = ['outcome', 'the paper', 'prints', 'ours', '', 'why']
+  return f'**Of {found}.**'
+
+
+def lines(every: Sequence[Claim]) -> list[str]:
+  """A line for each cell of the paper, and the rule of their outcomes."""
+  if not every:
+    return []
+  head = ['outcome', 'the paper', 'prints', 'ours', 'row, draft', 'reason']
   rows = [
-    [outcome(x), x.cell, x.prints, x.place, page.interval(x.ours, x.form)]
-    + [_why(x)]
+    [outcome(x), x.cell, x.prints, tables.interval(x.ours, x.form), x.place]
+    + [reason(x)]
     for x in every
   ]
-  return [f'**Of {told}.** {RULE}', '', *page.table(head, rows), '']
+  return [*tables.grid(head, rows), '', RULE]
 
 
-def _why(x: Claim) -> str:
-  """How far away, on which side of what, and what the cells say."""
-  found = outcome(x)
+def reason(x: Claim) -> str:
+  """What our cells say of a difference, or on which side of what ours is."""
+  found, side = outcome(x), 'above' if x.sign > 0 else 'below'
   if found in ('reproduced', 'no interval'):
     return ''
-  low, high = x.ours.low, x.ours.high
-  assert low is not None and high is not None
-  away = low - x.high if low > x.high else x.low - high
-  far = x.form.replace('+', '').format(away)
-  told = [f'{"above" if low > x.high else "below"} by {far} or more']
-  if away <= 0:
-    told = ['meets it, but is too wide']
-  if x.sign:
-    side = 'above' if x.sign > 0 else 'below'
-    is_ = 'is' if found == 'same direction' else 'not shown to be'
-    told.append(f'{is_} {side} {x.against}')
-  return '; '.join(told + [x.why] * bool(x.why))
+  if found == 'cannot tell':
+    return 'meets it, but is too wide'
+  if x.why or x.sign:
+    near = 'not shown to be ' * (found == 'not')
+    return x.why or f'{near}{side} {x.against}'
+  return 'above it' if x.ours.low > x.high else 'below it'
+
+
+def figure(every: Sequence[Claim]) -> bytes:
+  """A PNG: theirs beside ours, of the first thing that claims are of."""
+  some = [x for x in every if x.of == every[0].of]
+  share, few = '%' in some[0].form, len(some) < 10
+
+  def paint(axes: plots.Axes) -> None:
+    between = '\n' if few else ': '
+    plots.rows(axes, [f'{x.cell}{between}{x.place}' for x in some])
+    theirs = [
+      intervals.Interval((x.low + x.high) / 2, x.low, x.high) for x in some
+    ]
+    plots.whiskers(axes, [x.ours for x in some], 'ours, 95 %', 0)
+    plots.whiskers(axes, theirs, 'the paper', 1, markerfacecolor='none')
+    axes.axvline(some[0].none, color=plots.PALE, linewidth=0.8, zorder=0)
+    if share:
+      axes.xaxis.set_major_formatter(ticker.PercentFormatter(1, 0))
+    axes.legend(
+      frameon=False, loc='lower right', bbox_to_anchor=(1, 1), ncols=2
+    )
+    plots.label(axes, some[0].of + ' gained' * share, '')
+
+  return plots.png(paint, size=(6.4, 1.2 + (0.2 + 0.2 * few) * len(some)))

@@ -2,11 +2,11 @@
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specdec_jax import machine, printing
-from specdec_jax.bench import intervals, verdict
+from specdec_jax.bench import intervals, records, tables, verdict
 from specdec_jax.io import files
 
 # Pages, what a run writes, and tests: no number depends on them, so that they
@@ -15,19 +15,8 @@ WRITTEN = (':!*.md', ':!experiments/*/results/*', ':!tests')
 MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-  """The lines of a table."""
-  every = [head, ['---'] * len(head), *rows]
-  return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
-
-
 class Part(NamedTuple):
-  """A table of a page, below what it says of itself.
-
-  columns: such as 'draft, T=temperature:g, plain=quality.0, speed:.2fx': the
-    path of a value in a row, after its head if that is another word, and before
-    the format of the number (of all three numbers of an interval).
-  """
+  """A table of a page, below a text; columns: as of tables.columns."""
 
   about: str
   columns: str
@@ -35,47 +24,21 @@ class Part(NamedTuple):
 
 
 def lines(part: Part) -> list[str]:
-  """The lines of a part, and an empty one."""
-  columns = []
-  for column in part.columns.split(', '):
-    named, _, form = column.partition(':')
-    head, _, path = named.rpartition('=')
-    times = form.endswith('x')
-    form = f'{{:{form.removesuffix("x")}}}' + 'x' * times
-    columns.append((head or path, path, form))
-  rows = [
-    [_shown(_at(row, path), form) for _, path, form in columns]
-    for row in part.rows
-  ]
-  return [part.about, '', *table([x for x, *_ in columns], rows), '']
+  """Returns the lines of a part, and an empty one."""
+  columns = tables.columns(part.columns)
+  return [part.about, '', *tables.markdown(part.rows, columns), '']
 
 
-def _at(found: Any, path: str) -> Any:
-  """What stands at a path such as quality.0."""
-  for name in path.split('.'):
-    if isinstance(found, Mapping):
-      found = found[name]
-    elif name.isdigit():
-      found = found[int(name)]
-    else:
-      found = getattr(found, name)
-  return found
+def near(gain: intervals.Interval) -> str:
+  """'~' of an improvement whose interval holds 1, or is not known; else ''."""
+  return '~' * (gain.outcome not in ('win', 'loss'))
 
 
-def _shown(found: Any, form: str) -> str:
-  """A cell; '-' where there is nothing."""
-  if isinstance(found, Mapping):
-    found = intervals.Interval(**found)
-  if isinstance(found, intervals.Interval):
-    return interval(found, form)
-  return '-' if found is None else form.format(found)
-
-
-def interval(x: intervals.Interval, form: str = '{:.2f}') -> str:
-  """0.61 (0.59 to 0.63), or 0.61 if its ends are not known."""
-  show = form.format
-  ends = '' if x.low is None else f' ({show(x.low)} to {show(x.high)})'
-  return show(x.value) + ends
+def asked(q: Mapping[str, Any]) -> str:
+  """'16 questions of question.jsonl (sha256 119565adbab8)'."""
+  return (
+    f'{q["questions"]} questions of {q["file"]} (sha256 {q["sha256"][:12]})'
+  )
 
 
 def refuted(row: Mapping[str, Any]) -> str:
@@ -102,22 +65,15 @@ def kept(known: Mapping[str, Any] | None, doc: Mapping[str, Any]) -> list:
 
 
 def differing(audit: Mapping[str, Any], failed: int = 0) -> str:
-  """What differs from plain decoding: '3 of 28: 2 tie 1 BUG', or what may."""
-  told = {'distribution': 'same distribution', 'nothing': 'LOSSY'}
-  parts = [told.get(audit['promised'], '')]
-  if audit['promised'] == 'tokens':
-    verdicts = [x['verdict'] for x in audit['findings']]
-    parts = [f'{len(verdicts)} of {audit["requests"]}' + ':' * bool(verdicts)]
-    parts += [f'{verdicts.count(x)} {x}' for x in dict.fromkeys(verdicts)]
-  return ' '.join(parts + [f'{failed} FAILED'] * bool(failed))
+  """Writes tables.identity of an audit as its JSON is read."""
+  found = tuple(records.Finding(**x) for x in audit['findings'])
+  given = records.Audit(**{**audit, 'findings': found})
+  return tables.identity([given], failed=failed)
 
 
-def distance(alpha: Mapping[str, Any] | None) -> str:
-  """Total variation between p and what is emitted; '' without alpha."""
-  if not alpha:
-    return ''
-  away = alpha['total_variation']
-  return 'unknown' if away is None else f'{away:.2g}'
+def away(alpha: Mapping[str, Any]) -> str:
+  """Writes records.Alpha.away; older results have other fields beside it."""
+  return records.Alpha(None, alpha['total_variation']).away
 
 
 def made_by() -> dict[str, Any]:
@@ -167,24 +123,39 @@ def save(
   doc,
   text: str,
   name: str = '',
+  picture: bytes = b'',
 ) -> None:
-  """NAME.json beside what `write` writes; nothing without a folder."""
+  """NAME.json and NAME.png beside what `write` writes, if there is a folder."""
   if folder is not None:
     name = name or home.name
     files.write(folder / f'{name}.json', printing.compact(doc))
+    if picture:
+      files.write(folder / f'{name}.png', picture)
     write(folder, home, text, name)
 
 
 def write(
-  folder: pathlib.Path, home: pathlib.Path, text: str, name: str = ''
+  folder: pathlib.Path,
+  home: pathlib.Path,
+  text: str,
+  name: str = '',
+  outcome: str = '',
 ) -> None:
   """Writes NAME.md of the experiment that lives in home.
 
   Fills the README too if the folder is the experiment's own, home/results.
 
-  name: of the README's block, if it has several; else the experiment's.
+  Args:
+    folder: of the results.
+    home: of the README.
+    text: of the README's block.
+    name: of that block, if it has several; else the experiment's.
+    outcome: what stands above it, in a block of that name.
   """
   name = name or home.name
-  files.write(folder / f'{name}.md', text)
+  beside = outcome.replace('](results/', '](') + '\n\n' * bool(outcome)
+  files.write(folder / f'{name}.md', beside + text)
   if folder.resolve() == home.resolve() / 'results':
     fill(home, text, '' if name == home.name else name)
+    if outcome:
+      fill(home, outcome, 'outcome')

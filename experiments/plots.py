@@ -9,8 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib import axes as axes_lib
 from matplotlib import figure
+
+from specdec_jax.bench.intervals import Interval
 
 Axes = axes_lib.Axes
 
@@ -86,6 +89,27 @@ def curve(
     va='center',
     color=drawn.get_color(),
     annotation_clip=False,
+  )
+
+
+def whiskers(
+  axes: Axes, found: Sequence[Interval], name: str, i: int, **changes: Any
+) -> None:
+  """The i-th look: a point a row of a chart of points, with its interval.
+
+  changes: of matplotlib's Axes.errorbar.
+  """
+  ends = [
+    (x.value - x.low, x.high - x.value) if x.low is not None else (0, 0)
+    for x in found
+  ]
+  look: dict[str, Any] = dict(fmt=MARKS[i], color=COLOURS[i], linewidth=0.9)
+  axes.errorbar(
+    [x.value for x in found],
+    range(len(found)),
+    xerr=np.transpose(ends),
+    label=name,
+    **look | changes,
   )
 
 

@@ -1,7 +1,6 @@
 """Pages of the empirical tables and of all together, from what is stored."""
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from experiments import empirical, page
 from experiments import loaded as loaded_lib
 from experiments.rows import ROOT, Row, Rows
 from specdec_jax import program
+from specdec_jax.bench import tables
 from specdec_jax.io import files
 
 
@@ -19,12 +19,13 @@ class Page(NamedTuple):
 
   table: empirical.Table
   text: str  # if nothing is stored, how to run it
+  outcome: str = ''  # what became of the paper's cells
   commit: str = ''  # that measured all of it
   claims: Sequence[claims_lib.Claim] = ()
 
 
 def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
-  """The page of what is stored: what became of the paper's cells, then tables.
+  """The page of what is stored: what became of the paper's cells, and tables.
 
   Raises:
     ValueError: results of several commits.
@@ -43,27 +44,42 @@ def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
   cells = {name: x['cells'] for name, x in found.items()}
   shown = {name: _shown(x, found.get(name)) for name, x in every.items()}
   claims = table.claims(cells, shown)
-  lines = [_caption(found), '', *claims_lib.lines(claims)]
+  why = f' {table.why[0].upper()}{table.why[1:]}.' if claims else ''
+  picture = f'![Ours beside the paper](results/{table.name}.png)'
+  outcome = [warning(found) + claims_lib.told(claims) + why, '']
+  outcome += [picture, ''] if claims else []
+  outcome += claims_lib.lines(claims)
+  lines = [_caption(found), '']
   for part in table.parts(cells, shown):
     lines += page.lines(part)
   lines += [f'* {x}' for x in _notes(table, run, found, every)]
-  text = '\n'.join(lines).rstrip('\n')
-  return Page(table, text, commits.popitem()[1], claims)
+  text, top = ('\n'.join(x).rstrip('\n') for x in (lines, outcome))
+  return Page(table, text, top, commits.popitem()[1], claims)
+
+
+def write(found: Page, folder: pathlib.Path) -> None:
+  """Writes a page, and the picture of its claims."""
+  name = found.table.name
+  if found.claims:
+    files.write(folder / f'{name}.png', claims_lib.figure(found.claims))
+  page.write(folder, found.table.home, found.text, outcome=found.outcome)
+
+
+def warning(found: Mapping[str, Any]) -> str:
+  quick = any(x['quick'] for x in found.values())
+  return 'QUICK: tiny random models, which say nothing. ' * quick
 
 
 def _caption(found: Mapping[str, Any]) -> str:
-  """Which commit and machine measured which rows, after a warning if quick."""
+  """Which commit and machine measured which rows."""
   made_on: dict[str, list[str]] = {}
   for name, x in found.items():
     made_on.setdefault(page.made_on(x['machine']), []).append(name)
   several = len(made_on) > 1
-  caption = ' '.join(
+  return ' '.join(
     f'{", ".join(names)}: {made}' if several else made
     for made, names in made_on.items()
   )
-  quick = any(x['quick'] for x in found.values())
-  warning = 'QUICK: tiny random models, which say nothing. '
-  return warning * quick + caption
 
 
 def _shown(row: Row, doc) -> Row:
@@ -118,10 +134,10 @@ def run(tables: Sequence[empirical.Table]) -> bool:
   output, folders = empirical.folders_of(tables)
   program.open_workdir(str(output))
   found = pages(tables, folders, [empirical.rows(x) for x in tables])
-  files.write(output / 'report.md', markdown(found, output))
+  files.write(output / 'report.md', markdown(found))
   if output == ROOT / 'results':
-    page.fill(ROOT, summary(found, ROOT), 'tables')
-  print(summary(found, ROOT), f'{output}/report.md', sep='\n\n')
+    page.fill(ROOT, summary(found), 'tables')
+  print(summary(found), f'{output}/report.md', sep='\n\n')
   return True
 
 
@@ -153,15 +169,12 @@ def _heads(table: empirical.Table) -> tuple[str, str]:
   return title.removeprefix('# '), claim.removeprefix('**Claim.** ')
 
 
-def summary(found: Sequence[Page], where: pathlib.Path) -> str:
-  """A line for each table: what became of the paper's cells, and why.
-
-  where: the folder of the page that links to theirs.
-  """
+def summary(found: Sequence[Page]) -> str:
+  """A line for each table: what became of the paper's cells, and why."""
   outcomes = claims_lib.OUTCOMES[:4]
   lines = []
   for x in found:
-    link = os.path.relpath(x.table.home / 'README.md', where)
+    link = f'experiments/{x.table.name}/README.md'
     why = x.table.why if x.commit else 'not run'
     for of, counts in (claims_lib.counts(x.claims) or {'-': {}}).items():
       told = [counts.get(name, '-') for name in outcomes]
@@ -169,12 +182,14 @@ def summary(found: Sequence[Page], where: pathlib.Path) -> str:
       why = ''
   (commit,) = {x.commit[:7] for x in found if x.commit}
   what = f"the papers' tables, with models that run here (commit {commit})"
-  return '\n'.join(page.table([what, 'of', *outcomes, 'why'], lines))
+  return '\n'.join(tables.grid([what, 'of', *outcomes, 'why'], lines))
 
 
-def markdown(found: Sequence[Page], where: pathlib.Path) -> str:
-  parts = ["# The papers' empirical tables", summary(found, where)]
+def markdown(found: Sequence[Page]) -> str:
+  """All pages in one, without pictures."""
+  parts = ["# The papers' empirical tables", summary(found)]
   for x in found:
+    outcome = [y for y in x.outcome.split('\n\n') if y and y[0] != '!']
     title, claim = _heads(x.table)
-    parts += [f'## {title}', claim, x.text]
+    parts += [f'## {title}', claim, *outcome, x.text]
   return '\n\n'.join(parts)

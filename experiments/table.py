@@ -15,6 +15,8 @@ from experiments import empirical, page, report
 from experiments.block_verification_table1 import render as block
 from experiments.chen_table1 import render as chen
 from experiments.distillspec_t5 import render as distillspec
+from experiments.gpu import render as gpu
+from experiments.heads import render as heads
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
@@ -28,13 +30,15 @@ from specdec_jax.io import files
 
 MODULES = table2, table3, table5, block, chen, distillspec
 TABLES = {x.TABLE.name: x.TABLE for x in MODULES}
-# Measured by programs of their own.
+# Measured by programs of their own; some have a figure.
 PAGES = {
-  'methods': methods.markdown,
-  'specbench': specbench.markdown,
-  'quantised': quantised.markdown,
-  'serving': serving.markdown,
-  'tree_rules': tree_rules.markdown,
+  'gpu': gpu,
+  'heads': heads,
+  'methods': methods,
+  'quantised': quantised,
+  'serving': serving,
+  'specbench': specbench,
+  'tree_rules': tree_rules,
 }
 
 
@@ -51,7 +55,10 @@ def run(names: list[str]) -> bool:
     for name in names:
       home = empirical.HOMES / name
       doc = files.read_json(home / f'results/{name}.json')
-      page.write(home / 'results', home, PAGES[name](doc))
+      if hasattr(PAGES[name], 'figure'):
+        picture = PAGES[name].figure(doc)
+        files.write(home / f'results/{name}.png', picture)
+      page.write(home / 'results', home, PAGES[name].markdown(doc))
     return True
   if not names or not set(names) <= set(TABLES):
     allowed = ', '.join([*TABLES, 'report'])
@@ -66,8 +73,8 @@ def run(names: list[str]) -> bool:
     found = report.rendered(table, folder, known)
     if not found.commit:
       raise ValueError(f'{folder}: no results; run without --render first')
-    page.write(folder, table.home, found.text)
-    print(found.text)
+    report.write(found, folder)
+    print(found.outcome, found.text, sep='\n\n')
   return True
 
 

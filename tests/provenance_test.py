@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import subprocess
+import warnings
 
 import pytest
 
@@ -19,6 +20,7 @@ PAGES = [
   *ROOT.glob('configs/*.py'),
   *ROOT.glob('experiments/**/*.md'),
 ]
+OLD = 300  # commits after which a page is worth measuring again
 # Seven digits or more, some of them letters and some not: no number, no word.
 COMMIT = re.compile(r'\b(?=\w*\d)(?=\w*[a-f])([0-9a-f]{7,40})\b')
 
@@ -75,6 +77,21 @@ def commits(doc) -> set[str]:
 def test_a_results_commits_are_ancestors(path):
   made_by = commits(json.loads(path.read_text('utf-8')))
   assert made_by and not {x for x in made_by if lost(x)}
+
+
+def age(commit: str) -> int:
+  """How many commits HEAD is ahead of one of its ancestors."""
+  return int(git('rev-list', '--count', f'{commit}..HEAD').stdout)
+
+
+@pytest.mark.parametrize('path', of(sorted(ROOT.glob('experiments/*/results'))))
+def test_a_page_that_was_measured_long_ago_is_warned_of(path):
+  found = [json.loads(x.read_text('utf-8')) for x in path.glob('*.json')]
+  ages = [age(x) for x in commits(found) if not lost(x)]
+  if ages and max(ages) > OLD:
+    warnings.warn(
+      f'{path.parent.name}: measured {max(ages)} commits ago', stacklevel=1
+    )
 
 
 def test_a_lost_commit_is_seen():

@@ -171,8 +171,7 @@ TABLE = empirical.Table(
   measure,
   parts,
   claims,
-  why='an EAGLE and lookup for a target of 135M, in place of a draft of 4B; at '
-  'K = 4 few drafts are kept',
+  why='EAGLE and lookup for 135M, not a draft of 4B',
   theirs="The paper's target, Chinchilla of 70B: not run, its weights are not "
   'published; your own: `{run} --target=SOURCE --draft=SOURCE`.',
   rows=texts.rows,

@@ -12,6 +12,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from absl import flags
 
+from experiments import page
 from experiments.gpu import parts, programs, render
 from specdec_jax import machine, printing, program
 from specdec_jax.io import files
@@ -56,7 +57,7 @@ def run() -> bool:
     print(f'{text}\n{name}: {took:.0f} s, {program.elapsed():.0f} in all\n')
     sys.stdout.flush()
   if not failed:
-    render.write(folder, done)
+    page.write(folder, HERE, render.markdown(doc))
   return not failed
 
 

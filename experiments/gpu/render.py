@@ -1,12 +1,10 @@
 """The page of the experiment, from its results."""
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 from experiments import page
 
-HOME = pathlib.Path(__file__).parent
 # Part: (what it says, columns of page.Part).
 TABLES = {
   'bandwidth': (
@@ -83,17 +81,17 @@ def part(name: str, found: Mapping[str, Any]) -> list[str]:
   return page.lines(page.Part(about, columns, rows))
 
 
-def text(doc: Mapping[str, Any]) -> str:
+def markdown(doc: Mapping[str, Any]) -> str:
   """The tables of the parts that were measured, in the order of TABLES.
 
   Each card and commit stands once, before the parts that are its.
   """
-  out, before = [], ''
+  out, before, parts = [], '', doc['parts']
   for name in TABLES:
-    if name in doc:
-      if (made := _made_on(doc[name]['machine'])) != before:
+    if name in parts:
+      if (made := _made_on(parts[name]['machine'])) != before:
         out += [made, '']
-      out, before = out + part(name, doc[name]), made
+      out, before = out + part(name, parts[name]), made
   return '\n'.join(out[:-1])
 
 
@@ -106,8 +104,3 @@ def _made_on(m: Mapping[str, Any]) -> str:
   }
   card = ', '.join(x.format(m[key]) for key, x in units.items() if key in m)
   return f'{page.made_on(dict(m))} {card}'.strip()
-
-
-def write(folder: pathlib.Path, doc: Mapping[str, Any]) -> None:
-  """Writes gpu.md; fills the README if the folder is the experiment's own."""
-  page.write(folder, HOME, text(doc))

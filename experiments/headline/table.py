@@ -7,7 +7,6 @@ bash experiments/headline/run.sh --show      # the README from what is stored
 
 import json
 import pathlib
-import re
 import shlex
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from absl import flags
 
 from experiments import page
 from specdec_jax import machine, printing, program
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, tables
 from specdec_jax.bench import verdict as verdict_lib
 from specdec_jax.io import files
 
@@ -33,111 +32,122 @@ _DRAFT = flags.DEFINE_string('pair_draft', '', 'its 0.5B')
 
 
 class Figure(NamedTuple):
-  """What the README says of a document; '-' where it has none.
+  """What a method gains in a document; None is what that does not have.
 
-  plain: tokens a second of plain decoding. result: with its 95 % interval.
-  predicted: of the first method of the result, before it was measured.
+  plain: tokens a second of plain decoding. predicted: the improvement with its
+  90 % interval, before it was measured. note: what its own parts contradict.
   """
 
-  result: str
-  plain: str = '-'
-  predicted: str = '-'
+  method: str
+  gain: intervals.Interval = intervals.Interval()
+  plain: float | None = None
+  predicted: intervals.Interval | None = None
+  note: str = ''
 
 
 class Headline(NamedTuple):
-  """A row of the README.
+  """A row of the README, or a line below its table.
 
   what: was measured, as the README says it.
   command: whose last line is a JSON document; what follows `python`.
-  figure: of the document.
+  figures: of the document, the best first; or a text, for a line.
   shown: the command that the README names, if it is another.
   at: where the command itself stores the document, if it does.
   """
 
   what: str
   command: str
-  figure: Callable[[dict[str, Any]], Figure]
+  figures: Callable[[dict[str, Any]], list[Figure] | str]
   shown: str = ''
   at: str = ''
 
 
-def speeds(doc: dict[str, Any]) -> Figure:
+def speeds(doc: dict[str, Any]) -> list[Figure]:
   """Every drafter of a benchmark at its best gamma, the best first."""
   plain, *rows = doc['rows']
   best: dict[str, dict[str, Any]] = {}
   rank = lambda x: verdict_lib.rank(intervals.Interval(**x['improvement']))
   for row in sorted(rows, key=rank, reverse=True):
     best.setdefault(row['drafter'], row)
-  told = [_gain(x) for x in best.values()]
+  found = [
+    Figure(
+      name,
+      intervals.Interval(**row['improvement']),
+      plain['tok_s'],
+      _foretold(row['predicted']),
+      page.refuted(row),
+    )
+    for name, row in best.items()
+  ]
   # 'eagle g=4': why, of what could not win by its prediction; not in old ones.
   names = [x.rpartition(' g=')[0] for x in doc.get('left_out', {})]
-  told += [
-    f'{x} left out by its prediction'
-    for x in dict.fromkeys(names)
-    if x not in best
+  left = [x for x in dict.fromkeys(names) if x not in best]
+  return found + [Figure(f'{x}, left out by its prediction') for x in left]
+
+
+def _foretold(x: dict[str, Any] | None) -> intervals.Interval | None:
+  return x and intervals.Interval(x['improvement'], x['low'], x['high'])
+
+
+def translation(doc: dict[str, Any]) -> list[Figure]:
+  """Every draft of the paper's case at the temperature it gains most at."""
+  cells = sorted(doc['cells'], key=lambda x: -x['measured']['value'])
+  best = {x['draft']: x for x in reversed(cells)}
+  return [
+    Figure(
+      f'{name}, T = {x["temperature"]:g}', intervals.Interval(**x['measured'])
+    )
+    for name, x in sorted(best.items(), key=lambda x: cells.index(x[1]))
   ]
-  ahead = [x['predicted'] for x in best.values()][:1]
-  return Figure(
-    '; '.join(told),
-    f'{plain["tok_s"]:.0f}',
-    *(times(x['improvement'], x['low'], x['high']) for x in ahead if x),
-  )
 
 
-def times(value: float, low: float | None, high: float | None) -> str:
-  """1.40x (1.14 to 1.67), or 1.40x without an interval."""
-  told = page.interval(intervals.Interval(value, low, high))
-  return told.replace(' (', 'x (') if low is not None else f'{told}x'
+def kills(doc: dict[str, Any]) -> str:
+  return f'{doc["kills"] - len(doc["wrong"])} of {doc["kills"]}'
 
 
-def _gain(row: dict[str, Any]) -> str:
-  """'lookup 1.40x (1.14 to 1.67)', with '~' where that holds 1."""
-  gain = intervals.Interval(**row['improvement'])
-  near = '~' * (gain.outcome not in ('win', 'loss'))
-  return f'{row["drafter"]} {near}{times(*gain)}{page.refuted(row)}'
-
-
-def kills(doc: dict[str, Any]) -> Figure:
-  return Figure(f'{doc["kills"] - len(doc["wrong"])} of {doc["kills"]}')
-
-
-def tpu(doc: dict[str, Any]) -> Figure:
+def tpu(doc: dict[str, Any]) -> str:
   s, room, told = doc['setting'], doc['shares'], doc['roofline']
   held = sum(x['weights'] for x in room.values()) + doc['temporaries']
   held += sum(doc['caches'].values())
   _, gain = told['best']['0.7']
   width = s['gamma'] + 1
-  return Figure(
-    f'{held / 1e9:.1f} of {doc["device"]["memory"] / 1e9:.0f} GB a chip',
-    predicted=f'by roofline {gain:.2f}x at alpha 0.7: c {told["c"]:.2f}, '
-    f'v({width}) {told["v"][str(width)]:.2f}',
+  return (
+    f'{held / 1e9:.1f} of {doc["device"]["memory"] / 1e9:.0f} GB a chip; by '
+    f'roofline {gain:.2f}x at alpha 0.7: c {told["c"]:.2f}, '
+    f'v({width}) {told["v"][str(width)]:.2f}'
   )
 
 
-def pools(doc: dict[str, Any]) -> Figure:
+def pools(doc: dict[str, Any]) -> list[Figure]:
   """A pool's gain over batches, by what decodes; `plain` is of the pool."""
   plain, *_ = doc['cells']
   name = {'autoregressive': 'plain'}
-  told = [
-    f'{name.get(x["decoding"], x["decoding"])} {times(**x["gain"])}'
+  return [
+    Figure(
+      name.get(x['decoding'], x['decoding']),
+      intervals.Interval(**x['gain']),
+      plain['pool'],
+    )
     for x in doc['cells']
   ]
-  return Figure('; '.join(told), f'{plain["pool"]:.0f}')
 
 
-def gpu(doc: dict[str, Any]) -> Figure:
+def gpu(doc: dict[str, Any]) -> list[Figure]:
   parts = {name: part['rows'] for name, part in doc['parts'].items()}
   row = next(x for x in parts['improvement'] if x['alpha'] == 0.8)
-  return Figure(
-    f'at alpha 0.8 {times(**row["measured"])}',
-    f'{1e3 / parts["plain"][0]["ms"]["value"]:.0f}',
-    f'{row["predicted"]:.2f}x',
-  )
+  return [
+    Figure(
+      'lm at alpha 0.8',
+      intervals.Interval(**row['measured']),
+      1e3 / parts['plain'][0]['ms']['value'],
+      intervals.Interval(row['predicted']),
+    )
+  ]
 
 
-def promise(doc: dict[str, Any]) -> Figure:
+def promise(doc: dict[str, Any]) -> str:
   (row,) = doc['promises']
-  return Figure(row['reached'])
+  return row['reached']
 
 
 _STORED = (
@@ -162,16 +172,21 @@ HEADLINES = {
     'scripts/bench.py --config=configs/t5.py --minutes=4',
     speeds,
   ),
+  'translation': Headline(
+    "the paper's case: a T5 that translates, a draft of some layers",
+    'experiments/table.py leviathan_table2 --rows=translation',
+    translation,
+    'bash experiments/leviathan_table2/run.sh --rows=translation',
+    'experiments/leviathan_table2/results/translation.json',
+  ),
   'demo': Headline(
-    'SmolLM2-135M blown up to float32, slower than as stored; plain decoding '
-    'had been 91 tok/s (LOG.md)',
+    'SmolLM2-135M blown up to float32',
     'scripts/bench.py --config=configs/smollm2.py --minutes=4',
     speeds,
     'bash scripts/demo.sh',
   ),
   'pools': Headline(
-    'SmolLM2-135M in float32, 64 answers of 16 to 256 tokens: 8 rows that are '
-    'refilled, over batches of 8',
+    'SmolLM2-135M, 64 answers: 8 refilled rows over batches of 8',
     'experiments/serving/pools.py',
     pools,
     'bash experiments/serving/run.sh pools',
@@ -251,39 +266,72 @@ def _run(command: str) -> dict[str, Any]:
   return json.loads(lines[-1])
 
 
+def measured() -> dict[str, tuple[dict[str, Any], list[Figure] | str]]:
+  """Of each headline that is stored, its document and what that says."""
+  docs = {x: stored(x) for x in HEADLINES if path(x).exists()}
+  return {x: (doc, HEADLINES[x].figures(doc)) for x, doc in docs.items()}
+
+
+def _where(name: str, doc: dict[str, Any]) -> dict[str, str]:
+  x, made = HEADLINES[name], doc['machine']
+  on = made.get('card') or f'{made["cpu"]}, {made["cores"]} cores'
+  command = f'`{x.shown or f"python {x.command}"}`'
+  return {
+    'what': x.what,
+    'machine': f'{on} ({made["commit"][:7]})',
+    'command': command,
+  }
+
+
+def _figure(x: Figure) -> dict[str, Any]:
+  near = page.near(x.gain) * (x.gain.value is not None)
+  times = near + tables.show(x.gain.value, '{:.2f}x') + x.note
+  return x._asdict() | {'times': times, 'ends': tables.ends(x.gain, to=' to ')}
+
+
 def rows() -> list[str]:
-  """The README's table of results, from what is stored."""
-  out = []
-  for name, x in HEADLINES.items():
-    if not path(name).exists():
-      continue  # not measured yet
-    doc = stored(name)
-    made, figure = doc['machine'], x.figure(doc)
-    where = made.get('card') or f'{made["cpu"]}, {made["cores"]} cores'
-    command = f'`{x.shown or f"python {x.command}"}`'
-    out.append(
-      [
-        *(x.what, figure.plain, figure.result, figure.predicted),
-        *(f'{where} ({made["commit"][:7]})', command),
-      ]
-    )
-  head = ['what', 'plain tok/s', 'times plain (95 %)', 'predicted (90 %)']
-  return page.table([*head, 'machine', 'command'], out)
+  """The README's results: the best method of each, then what is no speed."""
+  table, lines = [], []
+  for name, (doc, found) in measured().items():
+    about = _where(name, doc)
+    if isinstance(found, str):
+      lines.append(
+        f'* {about["what"]}: {found} ({about["machine"]}; {about["command"]})'
+      )
+    else:
+      table.append(about | _figure(found[0]))
+  columns = tables.columns(
+    'what, plain tok/s=plain:.0f, best method=method, times plain=times, '
+    '95 % interval=ends, predicted=predicted.value:.2fx, machine, command'
+  )
+  return [*tables.markdown(table, columns), '', *lines]
+
+
+def methods() -> list[str]:
+  """Every method of each row of the README."""
+  table = [
+    {'what': HEADLINES[name].what} | _figure(x)
+    for name, (_, found) in measured().items()
+    for x in (() if isinstance(found, str) else found)
+  ]
+  columns = tables.columns(
+    'what, plain tok/s=plain:.0f, method, times plain=times, '
+    '95 % interval=ends, predicted (90 %)=predicted:.2fx'
+  )
+  return tables.markdown(table, columns)
 
 
 def verdict() -> list[str]:
-  """The demo's verdict as docs/benchmark.md quotes it: without reasons."""
-  every = stored('demo')['verdict']
-  change = every.index('What to change:')
-  heads = [x for x in every[:change] if re.match(r'\w+: |Checked', x)]
-  changes = [x.partition('. ')[0] for x in every[change:]]
+  """The demo's verdict, as docs/benchmark.md quotes it."""
   wrap = textwrap.TextWrapper(92, subsequent_indent='      ')
-  return [y for x in [*heads, *changes] for y in wrap.wrap(f'    {x}')]
+  every = stored('demo')['verdict']
+  return [y for x in every for y in wrap.wrap(f'    {x}')]
 
 
 # Name: (page, its lines).
 BLOCKS = {
   'headline': ('README.md', rows),
+  'methods': ('experiments/headline/README.md', methods),
   'verdict': ('docs/benchmark.md', verdict),
 }
 

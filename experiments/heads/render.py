@@ -24,8 +24,8 @@ def markdown(doc: Mapping[str, Any]) -> str:
   about, plain = doc['trained'][0], doc['rows'][0]['tok_s'] or 0
   caption = (
     f'{page.made_on(doc["machine"])} {s["target"]}, {s["dtype"]}; greedy, '
-    f'{s["judged_prompts"]} questions of {q["file"]} (sha256 '
-    f'{q["sha256"][:12]}), {s["max_new_tokens"]} new tokens at most, '
+    f'{page.asked(q | {"questions": s["judged_prompts"]})}, '
+    f'{s["max_new_tokens"]} new tokens at most, '
     f'{s["repeats"]} repeats; plain decoding {plain:.1f} tok/s. **Each kind '
     f'had {about["minutes"]:g} minutes of steps on both cores**, by the median '
     f'time of a few (the default is 60), and the same {about["answers"]:,} '

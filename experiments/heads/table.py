@@ -16,7 +16,6 @@ from specdec_jax import printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, verdict
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
 
@@ -40,9 +39,7 @@ def run() -> bool:
   about = questions.describe(kinds.QUESTIONS.value, about)
   doc = page.plain({'questions': about, 'trained': trained} | found._asdict())
   text = render.markdown(doc)
-  page.save(folder, HERE, doc, text)
-  if folder is not None:
-    files.write(folder / 'heads.png', render.figure(doc))
+  page.save(folder, HERE, doc, text, picture=render.figure(doc))
   print(text)
   printing.result(doc)
   return verdict.sound(found)

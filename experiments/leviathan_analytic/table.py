@@ -7,7 +7,8 @@ Their numbers are in experiments/papers.py.
 import math
 from typing import NamedTuple
 
-from experiments import page, papers, plots
+from experiments import papers, plots
+from specdec_jax.bench import tables
 from specdec_jax.costs import cost
 
 
@@ -35,7 +36,7 @@ def without_gap(head: list[str], lines: list[list], what: str) -> Table:
   gaps = [i for i, column in enumerate(head) if column == 'gap']
   equal = sum(all(line[i] == '0' for i in gaps) for line in lines)
   summary = f'{equal} of {len(lines)} {what}'
-  return Table([*page.table(head, lines), '', summary], equal == len(lines))
+  return Table([summary, '', *tables.grid(head, lines)], equal == len(lines))
 
 
 ALPHAS = [i / 1000 for i in range(500, 900)]
@@ -148,7 +149,7 @@ def fig3() -> Table:
   )
   if not good:
     summary = 'Curves or steps are NOT those of the print.'
-  return Table([*page.table(head, lines), '', summary], good)
+  return Table([summary, '', *tables.grid(head, lines)], good)
 
 
 def draw_fig3(axes: plots.Axes) -> None:
@@ -252,7 +253,7 @@ def table4_exp() -> Table:
     'to those.'
   )
   good = (same, in_reach) == (9, len(rows))
-  return Table([*page.table(head, lines), '', summary], good)
+  return Table([summary, '', *tables.grid(head, lines)], good)
 
 
 # --- appendix A.5 ------------------------------------------------------------
@@ -296,14 +297,14 @@ def lenience_speed() -> Table:
     f'Temperature 0, gamma {GAMMA}, c = {C}: {same} of {len(cold)} speeds are '
     'equal to the print, 1 decimal. Every lenience below 1 is LOSSY.',
     '',
-    *page.table(head, cold),
+    *tables.grid(head, cold),
     '',
     f'Temperature 1, c = {C}, at the best gamma: {out_of_reach} of '
     f'{len(warm)} speeds are **out of reach** of theorem 3.8: no gamma and no '
     'inputs that round to those printed give them. Every lenience below 1 is '
     'LOSSY.',
     '',
-    *page.table(head + more, warm),
+    *tables.grid(head + more, warm),
   ]
   return Table(lines, (same, out_of_reach) == (len(cold), len(warm)))
 

@@ -148,6 +148,5 @@ TABLE = empirical.Table(
   measure,
   parts,
   claims,
-  why='other models on other texts; the wider of two drafts, trained as long, '
-  'is not accepted more',
+  why='other models and texts; a wider draft is not accepted more',
 )

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments import page
-from specdec_jax.bench import intervals
+from specdec_jax.bench import intervals, tables
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
         '; '.join(dict.fromkeys(differ)),
       ]
     )
-  return '\n'.join([_caption(doc), '', *page.table(head, rows)])
+  return '\n'.join([_caption(doc), '', *tables.grid(head, rows)])
 
 
 def _cell(x: Mapping[str, Any] | None, first: str) -> str:
@@ -39,7 +39,7 @@ def _cell(x: Mapping[str, Any] | None, first: str) -> str:
   times = around.format(f'{gain.value:.2f}x')
   off = ''
   if x['alpha'] and not x['lossless']:
-    off = f', TV {page.distance(x["alpha"])}'
+    off = f', TV {page.away(x["alpha"])}'
   return f'{times} ({x["counts"]["block_efficiency"]:.2f}{off})'
 
 

@@ -98,38 +98,23 @@ def markdown(cells: Sequence[Cell], caption: str) -> str:
   groups = {'all': cells}
   for x in cells:
     groups.setdefault(f'{x.drafter}, T = {x.temperature:g}', []).append(x)
-  show = lambda x: '-' if x is None else f'{x:.1%}'
-  rows = [
-    [
-      name,
-      f'{show(s.covered)} of {s.sure}',
-      f'{show(s.regret)} ({show(s.worst)}) of {s.choices}',
-      f'{show(s.right)} of {s.told}',
-    ]
-    for name, s in ((name, summary(found)) for name, found in groups.items())
+  rows = [(name, summary(found)) for name, found in groups.items()]
+  whole = [x for x in cells if not x.category]
+  parts = [
+    page.Part(caption, SUMMARIES, rows),
+    page.Part('All categories together:', CELLS, whole),
   ]
-  head = ['cells', '90 % intervals hold', 'regret (worst)', 'speculate or not']
-  whole = [
-    [
-      f'{x.drafter} g={x.gamma}, T = {x.temperature:g}',
-      f'{x.predicted:.2f}x',
-      '-' if x.low is None else f'{x.low:.2f} to {x.high:.2f}',
-      f'{x.measured:.2f}x',
-    ]
-    for x in cells
-    if not x.category
-  ]
-  return '\n'.join(
-    [
-      caption,
-      '',
-      *page.table(head, rows),
-      '',
-      'All categories together:',
-      '',
-      *page.table(['method', 'predicted', '90 %', 'measured'], whole),
-    ]
-  )
+  return '\n'.join(y for x in parts for y in page.lines(x)).rstrip()
+
+
+SUMMARIES = (
+  'cells=0, 90 % intervals hold=1.covered:.1%, of=1.sure, regret=1.regret:.1%, '
+  'worst=1.worst:.1%, of=1.choices, speculate or not=1.right:.1%, of=1.told'
+)
+CELLS = (
+  'drafter, gamma, T=temperature:g, predicted:.2fx, from=low:.2f, to=high:.2f, '
+  'measured:.2fx'
+)
 
 
 def figure(cells: Sequence[Cell]) -> bytes:

@@ -143,8 +143,8 @@ def _of_runs(found: Sequence[Run]) -> Iterator[Cell]:
 def _of_trees(doc: Mapping[str, Any]) -> Iterator[Cell]:
   for i, x in enumerate(doc['rows']):
     if told := x['predicted']:
-      # As many prompts predict as are judged.
-      prompts = int(x['differing'].partition(' of ')[2].partition(':')[0])
+      # Half of the questions predict, half are judged.
+      prompts = doc['questions']['questions'] // 2
       weights = weights_of(x['target'], 'float32')
       ends = told['value'], told['low'], told['high']
       yield Cell(
@@ -212,40 +212,40 @@ def markdown(found: Sequence[Run], trees: Mapping[str, Any]) -> str:
   table = [_line(name, some, found) for name, some in groups.items()]
   spread = np.sqrt(np.mean(np.square(logs)))
   predicted = len({x.cell.pair for x in every})
-  head = ['cells', 'printed intervals hold', "with other runs' error"]
-  head += ['regret (worst)', 'speculate or not', '"do not", but faster']
-  head += ['"do", but slower']
-  return '\n'.join(
-    [
+  parts = [
+    page.Part(
       f'Of {len(found)} runs the mean logarithm of measured over explained is '
       f'{spread:.1%} off 0 (root mean square): the error of costs from one run '
       f'to the next. (!): outside {low} to {high}.',
-      '',
-      *page.table(
-        ['results of', 'target', 'weights', 'measured over explained'], costs
-      ),
-      '',
+      'results of=0, target=1, weights=2, measured over explained=3',
+      costs,
+    ),
+    page.Part(
       f'{len(every)} methods were predicted in {predicted} runs, those of '
       f'{TREES} among them:',
-      '',
-      *page.table(head, table),
-    ]
-  )
-
-
-def _line(name: str, some: Sequence[Cell], found: Sequence[Run]) -> list[str]:
-  show = lambda x: '-' if x is None else f'{x:.0%}'
-  as_was = cells_lib.summary([x.cell for x in some])
-  now = cells_lib.summary([widened(x, found) for x in some])
-  slower = wrong([x.cell for x in some])
-  return [
-    name,
-    f'{show(as_was.covered)} of {as_was.sure}',
-    f'{show(now.covered)} of {now.sure}',
-    f'{as_was.regret:.1%} ({as_was.worst:.1%}) of {as_was.choices}',
-    f'{show(as_was.right)} of {as_was.told}',
-    *map(str, slower),
+      LINES,
+      table,
+    ),
   ]
+  return '\n'.join(y for x in parts for y in page.lines(x)).rstrip()
+
+
+LINES = (
+  'cells=name, printed intervals hold=was.covered:.0%, of=was.sure, '
+  "with other runs' error=now.covered:.0%, of=now.sure, "
+  'regret=was.regret:.1%, worst=was.worst:.1%, of=was.choices, '
+  'speculate or not=was.right:.0%, of=was.told, '
+  '"do not" but faster=wrong.0, "do" but slower=wrong.1'
+)
+
+
+def _line(name: str, some: Sequence[Cell], found: Sequence[Run]):
+  return {
+    'name': name,
+    'was': cells_lib.summary([x.cell for x in some]),
+    'now': cells_lib.summary([widened(x, found) for x in some]),
+    'wrong': wrong([x.cell for x in some]),
+  }
 
 
 def write(root: pathlib.Path = ROOT) -> None:

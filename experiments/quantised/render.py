@@ -5,100 +5,88 @@ from typing import Any
 
 from experiments import page, plots
 from specdec_jax import machine
-from specdec_jax.bench import intervals
+from specdec_jax.bench import tables
 
 Run = Mapping[str, Any]
+ALONE = (
+  'target=weights, MB=mb:.0f, tok/s=tok_s:.1f, step:.1f, of ceiling=share:.2f, '
+  'v(2)=v.0:.2f, v(3)=v.1:.2f, v(5)=v.2:.2f, TV=distance.total_variation:.2g, '
+  'KL nats=kl, same top=distance.agreement:.1%, '
+  'perplexity=distance.perplexity:.3f, of=distance.reference_perplexity:.3f, '
+  'prompts, commit'
+)
+DRAFTED = (
+  'target, drafter, c:.2f, alpha=alpha.alpha:.2f, '
+  'tokens/window=counts.block_efficiency:.2f, '
+  'predicted=predicted.improvement:.2fx, improvement=gain, tok/s=tok_s:.1f, '
+  'differs'
+)
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """A table of the targets alone, one of the drafts on each, and a choice."""
+  """A choice, a table of the targets alone, and one of the drafts on each."""
   runs = doc['runs']
   m = runs[0]['machine']
   about = f'{m["cores"]} cores, {m["cpu"]}, jax {m["jax"]}. Greedy, batch 1.'
-  alone = [
+  alone = page.Part(
     'Plain decoding; step: a token a step, timed alone. v(n): a verify pass of '
     'n tokens, in plain steps. Distances are means a token of the prompts; '
     'prompts: judged, times new tokens at most.',
-    '',
-    *page.table(
-      [
-        *('target', 'MB', 'tok/s', 'step', 'of ceiling'),
-        *('v(2)', 'v(3)', 'v(5)'),
-        *('TV', 'KL, nats', 'same top', 'perplexity', 'prompts', 'commit'),
-      ],
-      [_alone(x) for x in runs],
-    ),
-  ]
-  drafted = [
+    ALONE,
+    [_alone(x) for x in runs],
+  )
+  drafted = page.Part(
     'Speculative decoding at the best gamma, with its 95 % interval over '
     'prompts. c: a drafted token, in plain steps of that target. Left out: '
     'could not win by its prediction, and was not run. [parts: 0.86x]: what '
     'the parts of that very run give, of a result that is more than 1.2 times '
     'that or less than 0.85: plain decoding or the parts were disturbed.',
-    '',
-    *page.table(
-      [
-        *('target', 'drafter', 'c', 'alpha', 'tokens/window', 'predicted'),
-        *('improvement', 'tok/s', 'differs'),
-      ],
-      [row for x in runs for row in _drafted(x)],
-    ),
-  ]
-  return '\n'.join([about, '', *alone, '', *drafted, '', _choice(runs)])
+    DRAFTED,
+    [row for x in runs for row in _drafted(x)],
+  )
+  found = [about, '', *page.lines(alone), *page.lines(drafted)]
+  return '\n'.join([_choice(runs), '', *found]).rstrip()
 
 
-def _alone(run: Run) -> list[str]:
-  v, s, found = run['calibration']['verify'], run['setting'], ['-'] * 4
+def _alone(run: Run) -> Run:
+  s, verify = run['setting'], run['calibration']['verify']
   tok_s = run['rows'][0]['tok_s'] if run['rows'] else None
-  if away := run['distance']:
-    found = [
-      f'{away["total_variation"]:.2g}',
-      # Older results have it as sums of float32.
-      f'{away["kl"]:.2g}' if away['kl'] > 1e-6 else 'under 1e-6',
-      f'{away["agreement"]:.1%}',
-      f'{away["perplexity"]:.3f} (of {away["reference_perplexity"]:.3f})',
-    ]
-  return [
-    run['weights'],
-    f'{s["weights"]["target"] / 1e6:.0f}',
-    _number(tok_s, '{:.1f}'),
-    f'{1 / run["calibration"]["step"]:.1f}',
-    _number(tok_s and tok_s / run['ceiling']['tok_s']),
-    *(_number(v.get(n)) for n in '235'),
-    *found,
-    f'{s["judged_prompts"]} x {s["max_new_tokens"]}',
-    machine.made_by(run['machine']['commit'], run['machine']['dirty']),
-  ]
+  kl = run['distance'] and run['distance']['kl']
+  return run | {
+    'mb': s['weights']['target'] / 1e6,
+    'tok_s': tok_s,
+    'step': 1 / run['calibration']['step'],
+    'share': tok_s and tok_s / run['ceiling']['tok_s'],
+    'v': [verify.get(n) for n in '235'],
+    # Older results have it as sums of float32.
+    'kl': kl and (f'{kl:.2g}' if kl > 1e-6 else 'under 1e-6'),
+    'prompts': f'{s["judged_prompts"]} x {s["max_new_tokens"]}',
+    'commit': machine.made_by(
+      run['machine']['commit'], run['machine']['dirty']
+    ),
+  }
 
 
-def _drafted(run: Run) -> Iterator[list[str]]:
+def _drafted(run: Run) -> Iterator[Run]:
   """A row for each drafter: its fastest gamma, or why it was not run."""
   predicted = {k: x['improvement'] for k, x in run['predicted'].items()}
   for name in dict.fromkeys(x.rpartition(' g=')[0] for x in predicted):
     costs = run['calibration']['propose'].get(name, {})
     most = max(costs, key=int, default='0')
-    c = _number(costs[most] / int(most) if int(most) else None)
+    c = costs[most] / int(most) if int(most) else None
+    about = {'target': run['weights'], 'drafter': name, 'c': c}
     own = [x for x in run['rows'][1:] if x['drafter'] == name]
-    if not own:
-      foreseen = max(
-        x for k, x in predicted.items() if k.startswith(name + ' g')
-      )
-      left_out = f'{foreseen:.2f}x', 'left out', '-', '-'
-      yield [run['weights'], name, c, '-', '-', *left_out]
-      continue
-    row = max(own, key=lambda x: x['tok_s'] or 0)
-    yield [
-      run['weights'],
-      row['name'],
-      c,
-      _number(row['alpha'] and row['alpha']['alpha']),
-      _number(row['counts']['block_efficiency']),
-      _number(row['predicted'] and row['predicted']['improvement'], '{:.2f}x'),
-      page.interval(intervals.Interval(**row['improvement']))
-      + page.refuted(row),
-      _number(row['tok_s'], '{:.1f}'),
-      page.differing(row['audit'], len(run['failed'])),
-    ]
+    if own:
+      row = max(own, key=lambda x: x['tok_s'] or 0)
+      gain = tables.show(row['improvement']) + page.refuted(row)
+      differs = page.differing(row['audit'], len(run['failed']))
+      about |= {'drafter': row['name'], 'gain': gain, 'differs': differs}
+      yield row | about
+    else:
+      named = [x for k, x in predicted.items() if k.startswith(f'{name} g')]
+      about |= dict.fromkeys(('alpha', 'counts', 'tok_s', 'differs'))
+      told = {'improvement': max(named)}
+      yield about | {'gain': 'left out', 'predicted': told}
 
 
 def _choice(runs: list[Run]) -> str:
@@ -125,19 +113,17 @@ def llama(doc: Mapping[str, Any]) -> str:
     for row in doc['rows']
   }
   rows = [
-    ['with the draft, up to ' + str(n) if n else 'plain', f'{x:.1f}']
+    {'way': f'with the draft, up to {n}' if n else 'plain', 'tok_s': x}
     for n, x in speeds.items()
   ]
-  return '\n'.join(
-    [
-      f'{page.made_on(doc["machine"])} llama.cpp of node-llama-cpp '
-      f'{doc["version"]}, {doc["asked"]["threads"]} threads, greedy, '
-      f'{doc["asked"]["prompts"]} prompts, {doc["asked"]["new"]} new tokens at '
-      'most.',
-      '',
-      *page.table(['llama.cpp', 'tok/s'], rows),
-    ]
+  about = (
+    f'{page.made_on(doc["machine"])} llama.cpp of node-llama-cpp '
+    f'{doc["version"]}, {doc["asked"]["threads"]} threads, greedy, '
+    f'{doc["asked"]["prompts"]} prompts, {doc["asked"]["new"]} new tokens at '
+    'most.'
   )
+  part = page.Part(about, 'llama.cpp=way, tok/s=tok_s:.1f', rows)
+  return '\n'.join(page.lines(part)).rstrip()
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:
@@ -177,7 +163,3 @@ def figure(doc: Mapping[str, Any]) -> bytes:
     )
 
   return plots.png(paint, size=(6.4, 1.0 + 0.6 * len(runs)))
-
-
-def _number(x: float | None, form: str = '{:.2f}') -> str:
-  return '-' if x is None else form.format(x)

@@ -22,7 +22,6 @@ from specdec_jax import program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts, verdict
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.io import files
 from specdec_jax.models import convert
 
 HERE = pathlib.Path(__file__).parent
@@ -62,9 +61,7 @@ def run() -> bool:
     kept[dtype] = page.plain({'weights': dtype, **found._asdict()})
     doc = {'runs': [kept[x] for x in convert.DTYPES if x in kept]}
     text = render.markdown(doc)
-    page.save(folder, HERE, doc, text)
-    if folder is not None:
-      files.write(folder / 'quantised.png', render.figure(doc))
+    page.save(folder, HERE, doc, text, picture=render.figure(doc))
   print(text)
   return sound
 

@@ -32,7 +32,6 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import prompts as prompts_lib
 from specdec_jax.costs import parts
-from specdec_jax.io import files
 from specdec_jax.serve import batch
 
 HERE = pathlib.Path(__file__).parent
@@ -224,9 +223,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
   text = render.markdown(doc)
   print(text)
   printing.result(doc)
-  page.save(folder, HERE, doc, text)
-  if folder is not None:
-    files.write(folder / 'serving.png', render.figure(doc))
+  page.save(folder, HERE, doc, text, picture=render.figure(doc))
 
 
 if __name__ == '__main__':

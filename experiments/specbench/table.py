@@ -46,8 +46,8 @@ def run() -> bool:
   doc = benchmark.run(plan_lib.arms(e, measure=False), plan)
   out = {'questions': about, **doc._asdict()}
   if doc.categories:
-    text = render.markdown(page.plain(out))
-    page.save(folder, HERE, out, text)
+    text = render.markdown(given := page.plain(out))
+    page.save(folder, HERE, out, text, picture=render.figure(given))
     print(text)
   printing.result(out)
   return verdict.sound(doc)

@@ -4,8 +4,9 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from experiments import page, papers, plots
+from experiments import papers, plots
 from experiments.leviathan_analytic import table as leviathan
+from specdec_jax.bench import tables
 from specdec_jax.chips import roofline
 from specdec_jax.costs import cost
 from specdec_jax.models import config
@@ -103,7 +104,7 @@ def stops() -> leviathan.Table:
   )
   head = ['pair', 'chip', 'chips', *(f'context {x}' for x in CONTEXTS)]
   good = short == len(every) and explained == long
-  return leviathan.Table([*page.table(head, lines), '', summary], good)
+  return leviathan.Table([summary, '', *tables.grid(head, lines)], good)
 
 
 def draw_stops(axes: plots.Axes) -> None:
@@ -144,7 +145,7 @@ def gains() -> leviathan.Table:
       found = cell(*place, context)
       lines.append([*found[:4], *(shown(found, batch) for batch in BATCHES)])
   head = ['pair', 'chip', 'chips', 'context', *(f'batch {b}' for b in BATCHES)]
-  return leviathan.Table(page.table(head, lines), True)
+  return leviathan.Table(tables.grid(head, lines), True)
 
 
 # --- T5 ----------------------------------------------------------------------
@@ -172,7 +173,7 @@ def t5() -> leviathan.Table:
     lines.append([*line, f'{found.c:.4f}', f'{v:.3f}', row.emp, f'{gain:.2f}'])
   head = ['task', 'draft', 'T', 'gamma', 'alpha', 'c, theirs', 'c, roofline']
   head += ['v(gamma + 1)', 'speed, theirs (measured)', 'speed, roofline']
-  return leviathan.Table(page.table(head, lines), below)
+  return leviathan.Table(tables.grid(head, lines), below)
 
 
 TABLES = {'stops': stops, 'gains': gains, 't5': t5}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from experiments import page, resampled
+from specdec_jax.bench import tables
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
@@ -39,7 +40,11 @@ def _exact(found: Mapping[str, Any]) -> list[str]:
     'rule accepts of such a tree, the mean of the families. Of each rule its '
     'share of that, the mean of the families (the worst problem, its family).'
   )
-  return [about, '', *page.table(['tree', 'siblings', 'optimum', *rules], rows)]
+  return [
+    about,
+    '',
+    *tables.grid(['tree', 'siblings', 'optimum', *rules], rows),
+  ]
 
 
 def _shares(families: Mapping[str, Sequence[float | None]]) -> str:
@@ -75,12 +80,12 @@ def _measured(found: Mapping[str, Any]) -> list[str]:
   q = found['questions']
   about = (
     f'{page.made_on(found["machine"])} Measured: {found["target"]} with its '
-    f'EAGLE draft, {q["questions"]} questions of {q["file"]} (sha256 '
-    f'{q["sha256"][:12]}), first turns, {found["new"]} new tokens at most. '
-    'Tokens a window (block efficiency), with 95 % intervals over questions.'
+    f'EAGLE draft, {page.asked(q)}, first turns, {found["new"]} new tokens at '
+    'most. Tokens a window (block efficiency), with 95 % intervals over '
+    'questions.'
   )
   head = ['tree', 'rule', *(f'T = {x:g}' for x in warmths)]
-  return [about, '', *page.table(head, rows)]
+  return [about, '', *tables.grid(head, rows)]
 
 
 def _tokens(requests: Sequence[Sequence[int]] | None) -> str:
@@ -89,4 +94,4 @@ def _tokens(requests: Sequence[Sequence[int]] | None) -> str:
   tokens, passes = np.array(requests).T
   drawn = resampled.draws(len(requests))
   value_R = (drawn @ tokens) / (drawn @ passes)
-  return page.interval(resampled.interval(value_R, len(requests)))
+  return tables.interval(resampled.interval(value_R, len(requests)))

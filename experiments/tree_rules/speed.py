@@ -140,8 +140,8 @@ def _row(e: settings_lib.Setup, shape: str, **found) -> dict:
 def _markdown(doc) -> str:
   q, about = doc['questions'], page.made_on(doc['machine'])
   said = (
-    f'{about} SmolLM2 with its EAGLE, greedy, {q["questions"]} questions of '
-    f'{q["file"]} (sha256 {q["sha256"][:12]}), of which half predict and half '
+    f'{about} SmolLM2 with its EAGLE, greedy, {page.asked(q)}, of '
+    'which half predict and half '
     'are judged. v, drafting: the pass over the window and what drafts it, in '
     'plain steps. Predicted before, with the 90 % interval; measured, with the '
     '95 % interval over questions; over the chain that was foretold to be best.'

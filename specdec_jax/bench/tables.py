@@ -5,9 +5,10 @@ variation, beside every number.
 """
 
 import pathlib
+import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import rich.box
@@ -20,15 +21,69 @@ from specdec_jax.bench import intervals, records
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.io import files
 
-# Head; attributes from a row to a value, '' for the row itself; its format.
+# Head; path from a row to a value, '' for the row itself; how it is written.
 Column = tuple[str, str, str | Callable[[Any], str]]
 Console = rich.console.Console
+
+
+# --- columns -----------------------------------------------------------------
+
+
+def columns(text: str) -> list[Column]:
+  """Reads columns from a text such as 'draft, T=temperature:g, gain:.2fx'.
+
+  Each has a head, if that is not the path, then the path of its value, such as
+  quality.0, then the format of the number, or of the numbers of an interval.
+  """
+  out: list[Column] = []
+  for column in text.split(', '):
+    named, _, form = column.partition(':')
+    head, _, path = named.rpartition('=')
+    number = f'{{:{form.removesuffix("x")}}}' + 'x' * form.endswith('x')
+    out.append((head or path, path, number))
+  return out
+
+
+def at(x: Any, path: str) -> Any:
+  """Returns what stands at a path; None where something before it is None."""
+  for name in path.split('.') if path else ():
+    if isinstance(x, Mapping):
+      x = x[name]
+    elif x is not None:
+      x = x[int(name)] if name.isdigit() else getattr(x, name)
+  return x
+
+
+def show(x: Any, form: str | Callable[[Any], str] = '{:.2f}') -> str:
+  """Writes a value, or an interval as its JSON is read; '-' for None."""
+  if x is None:
+    return '-'
+  if callable(form):
+    return form(x)
+  if isinstance(x, Mapping):
+    x = intervals.Interval(**x)
+  return (
+    interval(x, form) if isinstance(x, intervals.Interval) else form.format(x)
+  )
+
+
+def interval(
+  x: intervals.Interval, form: str = '{:.2f}', to: str = ' to '
+) -> str:
+  """Writes '1.35x (1.20 to 1.50)', or '1.35x' if its ends are not known."""
+  known = ends(x, form.removesuffix('x'), to)
+  return form.format(x.value) + (f' ({known})' if known else '')
+
+
+def ends(x: Any, form: str = '{:.2f}', to: str = '-') -> str:
+  """Writes '1.20-1.50' of what has low and high, '' if they are not known."""
+  return '' if x.low is None else form.format(x.low) + to + form.format(x.high)
 
 
 def table(
   title: str, rows: Sequence[Any], columns: Sequence[Column]
 ) -> rich.table.Table:
-  """Rows as a table; a value of None is '-'."""
+  """Makes a table for the terminal."""
   out = rich.table.Table(
     title=title,
     title_justify='left',
@@ -39,21 +94,23 @@ def table(
     justify = 'right' if i else 'left'
     out.add_column(head, justify=justify, no_wrap=head != 'reason')
   for row in rows:
-    out.add_row(*(_cell(row, path, form) for _, path, form in columns))
+    out.add_row(*cells(row, columns))
   return out
 
 
-def _cell(x: Any, path: str, form: str | Callable[[Any], str]) -> str:
-  for name in path.split('.') if path else ():
-    if x is not None:
-      x = x[int(name)] if name.isdigit() else getattr(x, name)
-  return show(x, form)
+def markdown(rows: Iterable[Any], columns: Sequence[Column]) -> list[str]:
+  """Returns the lines of a table in Markdown."""
+  return grid([head for head, *_ in columns], [cells(x, columns) for x in rows])
 
 
-def show(x: Any, form: str | Callable[[Any], str] = '{:.2f}') -> str:
-  if x is None:
-    return '-'
-  return form(x) if callable(form) else form.format(x)
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+  """Returns the lines of a table in Markdown, of cells that are written."""
+  every = [head, ['---'] * len(head), *rows]
+  return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
+
+
+def cells(row: Any, columns: Sequence[Column]) -> list[str]:
+  return [show(at(row, path), form) for _, path, form in columns]
 
 
 def line(console: Console, name: str, text: str) -> None:
@@ -191,58 +248,45 @@ def predicted(found: Mapping[str, records.Prediction], s, console) -> None:
 
 
 def gain_cell(x: intervals.Interval) -> str:
-  """The improvement of a method; '1' of plain decoding."""
+  """Writes the improvement of a method in its colour; '1' of plain decoding."""
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
-  if x.low == x.high == 1:
-    return '1'
-  return f'[{colour}]{x.value:.2f}{ends(x, " ({})")}[/]'
+  return '1' if x.low == x.high == 1 else f'[{colour}]{interval(x, to="-")}[/]'
 
 
-def ends(x, form: str = '{}') -> str:
-  """The ends of an interval, '' where they are not known."""
-  return '' if x.low is None else form.format(f'{x.low:.2f}-{x.high:.2f}')
-
-
-TIMES = '{:.2f}x'
 # Of (name of the method, Prediction).
 _PREDICTED: list[Column] = [
-  ('method', '0', '{}'),
-  ('tokens/window', '1.tokens', '{:.2f}'),
-  ('window cost', '1.window_cost', '{:.2f}'),
-  ('improvement', '1.improvement', TIMES),
+  *columns('method=0, tokens/window=1.tokens:.2f'),
+  *columns('window cost=1.window_cost:.2f, improvement=1.improvement:.2fx'),
   ('90 % interval', '1', ends),
 ]
 _SPEED: list[Column] = [
-  ('method', 'name', '{}'),
-  ('tok/s', 'tok_s', '{:.1f}'),
+  *columns('method=name, tok/s=tok_s:.1f'),
   ('improvement', 'improvement', gain_cell),
   ('whole requests', 'whole', gain_cell),
-  ('predicted', 'predicted.improvement', TIMES),
-  ('explained', 'explained.improvement', TIMES),
+  *columns('predicted=predicted.improvement:.2fx'),
+  *columns('explained=explained.improvement:.2fx'),
   ('first, ms', 'time_to_first_token', lambda x: f'{1000 * x:.1f}'),
   (
     'differing',
     '',
-    lambda r: identity([r.audit], r.alpha.away if r.alpha else ''),
+    lambda r: _painted(identity([r.audit], r.alpha.away if r.alpha else '')),
   ),
 ]
-_COUNTS: list[Column] = [
-  ('tokens/window', 'counts.block_efficiency', '{:.2f}'),
-  ('proposes', 'counts.proposal_rate', '{:.0%}'),
-  ('accepted', 'counts.draft_acceptance_rate', '{:.0%}'),
-]
+_COUNTS = columns(
+  'tokens/window=counts.block_efficiency:.2f, '
+  'proposes=counts.proposal_rate:.0%, '
+  'accepted=counts.draft_acceptance_rate:.0%'
+)
 _DRAFTING: list[Column] = [
-  ('method', 'name', '{}'),
-  ('alpha', 'alpha.alpha', '{:.2f}'),
+  *columns('method=name, alpha=alpha.alpha:.2f'),
   *_COUNTS,
   ('at position 1, 2, ...', 'by_position', lambda x: ' '.join(map(show, x))),
 ]
 _CATEGORY: list[Column] = [
   ('category', 'category', rich.markup.escape),
-  ('method', 'name', '{}'),
-  ('n', 'prompts', '{}'),
+  *columns('method=name, n=prompts'),
   ('improvement', 'improvement', gain_cell),
-  ('explained', 'explained.improvement', TIMES),
+  *columns('explained=explained.improvement:.2fx'),
   *_COUNTS,
 ]
 
@@ -266,8 +310,8 @@ def rows(doc: records.Document, console: Console) -> None:
   if doc.categories:
     lossy = _lossy(doc)
     away: list[Column] = [('TV, all', 'name', lambda x: lossy[x])]
-    columns = _CATEGORY + away if lossy else _CATEGORY
-    console.print(table('By category', doc.categories, columns))
+    every = _CATEGORY + away if lossy else _CATEGORY
+    console.print(table('By category', doc.categories, every))
 
 
 def crossover(doc: records.Document, console: Console) -> None:
@@ -282,15 +326,16 @@ def crossover(doc: records.Document, console: Console) -> None:
     for i, x in enumerate(doc.crossover[0].rows)
     if i
   ]
-  differing = lambda x: identity([r.audit for r in x.rows], '', len(x.failed))
-  columns: list[Column] = [
-    ('batch', 'batch_size', '{}'),
-    ('plain tok/s', 'rows.0.tok_s', '{:.1f}'),
+  differing = lambda x: _painted(
+    identity([r.audit for r in x.rows], failed=len(x.failed))
+  )
+  every: list[Column] = [
+    *columns('batch=batch_size, plain tok/s=rows.0.tok_s:.1f'),
     *methods,
     ('differing', '', differing),
   ]
   title = 'By batch size (full pools, prompts read meanwhile)'
-  console.print(table(title, doc.crossover, columns))
+  console.print(table(title, doc.crossover, every))
 
 
 def identity(
@@ -307,11 +352,12 @@ def identity(
     parts = [f'LOSSY, TV {distance}' if distance else 'LOSSY']
   elif x:
     parts = [f'{len(x.findings)} of {x.requests}' + ':' * bool(x.findings)]
-    parts += [f'{x.ties} tie'] if x.ties else []
-    parts += [f'[red]{x.bugs} BUG[/red]'] if x.bugs else []
-  if failed:
-    parts.append(f'[red]{failed} FAILED[/red]')
-  return ' '.join(parts)
+    parts += [f'{x.ties} tie'] * bool(x.ties) + [f'{x.bugs} BUG'] * bool(x.bugs)
+  return ' '.join(parts + [f'{failed} FAILED'] * bool(failed))
+
+
+def _painted(cell: str) -> str:
+  return re.sub(r'\d+ (BUG|FAILED)', r'[red]\g<0>[/red]', cell)
 
 
 def _lossy(doc: records.Document) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import rich.markup
 
 from specdec_jax import printing
-from specdec_jax.bench import intervals, records
+from specdec_jax.bench import intervals, records, tables
 from specdec_jax.costs import distance
 
 Row = records.Row
@@ -226,10 +226,10 @@ def contradiction(x: float, explained: float, what: str = 'measured') -> str:
 
 def _times(x: intervals.Interval) -> str:
   """'1.35x (95 %: 1.20 to 1.50, +-11 %)'."""
-  ends = ''
-  if x.low is not None:
-    ends = f' (95 %: {x.low:.2f} to {x.high:.2f}, +-{x.width:.0%})'
-  return f'{x.value:.2f}x{ends}'
+  known = tables.ends(x, to=' to ')
+  return f'{x.value:.2f}x' + (
+    f' (95 %: {known}, +-{x.width:.0%})' if known else ''
+  )
 
 
 def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
@@ -288,10 +288,10 @@ def _of_prediction(best: Row) -> list[str]:
   if not x:
     return []
   assert own and measured
-  told = x.improvement
-  ends = '' if x.low is None else f' (90 %: {x.low:.2f} to {x.high:.2f})'
+  told, known = x.improvement, tables.ends(x, to=' to ')
+  within = f' (90 %: {known})' if known else ''
   return [
-    f'  Predicted before the run: {told:.2f}x{ends}. Measured over predicted '
+    f'  Predicted before the run: {told:.2f}x{within}. Measured over predicted '
     f'is {measured / told:.2f}: a factor {own.improvement / told:.2f} from '
     'acceptance (predicted from other prompts) and '
     f'{measured / own.improvement:.2f} from time (parts timed alone).'

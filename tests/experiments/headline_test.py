@@ -21,30 +21,30 @@ def row(drafter, value, low, high, explained=None, predicted=None):
 PLAIN = {'tok_s': 266.6, 'improvement': {'value': 1.0, 'low': 1.0, 'high': 1.0}}
 
 
-def test_a_row_has_each_drafter_once_the_best_first_with_its_prediction():
+def told(*rows, **more):
+  """What a page says of each method: its name, gain and prediction."""
+  found = table.speeds({'rows': [PLAIN, *rows]} | more)
+  shown = [table._figure(x) for x in found]
+  foretold = lambda x: x['predicted'] and x['predicted'].value
+  return [(x['method'], x['times'], x['ends'], foretold(x)) for x in shown]
+
+
+def test_each_drafter_stands_once_the_best_first_with_its_prediction():
   rows = [
     row('lookup', 1.1, 0.9, 1.3, 1.1, (1.2, 1.0, 1.4)),
     row('lookup', 0.9, 0.8, 1.0, 0.9, (1.0, 0.9, 1.1)),
     row('eagle', 1.5, 1.2, 1.8, 1.2, (1.3, 1.1, 1.5)),
     row('lm', 0.8, None, None),
   ]
-  some = {'left_out': {'lm g=8': 'why', 'self g=4': 'why'}}
-  assert table.speeds({'rows': [PLAIN, *rows]} | some) == (
-    'eagle 1.50x (1.20 to 1.80) [parts: 1.20x]; lookup ~1.10x (0.90 to 1.30); '
-    'lm ~0.80x; self left out by its prediction',
-    '267',
-    '1.30x (1.10 to 1.50)',
-  )
+  assert told(*rows, left_out={'lm g=8': 'why', 'self g=4': 'why'}) == [
+    ('eagle', '1.50x [parts: 1.20x]', '1.20 to 1.80', 1.3),
+    ('lookup', '~1.10x', '0.90 to 1.30', 1.2),
+    ('lm', '~0.80x', '', None),
+    ('self, left out by its prediction', '-', '', None),
+  ]
   # Its best is the verdict's: one that is faster before one that may be.
   sure, more = row('lm', 1.25, 1.1, 1.4, 1.2), row('lm', 1.3, 0.95, 1.65, 1.3)
-  found = table.speeds({'rows': [PLAIN, more, sure]}).result
-  assert found == 'lm 1.25x (1.10 to 1.40)'
-  unforeseen = table.speeds({'rows': [PLAIN, rows[-1]]})
-  assert unforeseen == ('lm ~0.80x', '267', '-')
-  one = row('lm', 2.0, 1.9, 2.1, 2.0, (1.9, None, None))
-  assert table.speeds({'rows': [PLAIN, one]}).predicted == '1.90x'
-  alone = table.speeds({'rows': [PLAIN], 'left_out': {'lm g=2': ''}})
-  assert alone == ('lm left out by its prediction', '267', '-')
+  assert told(more, sure) == [('lm', '1.25x', '1.10 to 1.40', None)]
 
 
 PROGRAM = """
@@ -90,7 +90,7 @@ def test_a_result_that_its_parts_contradict_is_measured_once_more(measured):
 def test_and_the_second_is_stored_whatever_it_is(measured):
   stored, runs = measured(1.3, 1.4)
   assert runs == 2 and stored['rows'][1]['improvement']['value'] == 1.4
-  assert '[parts: 1.00x]' in table.speeds(stored).result
+  assert table.speeds(stored)[0].note == ' [parts: 1.00x]'
 
 
 def test_a_failed_command_stores_nothing(measured, tmp_path):
@@ -105,4 +105,12 @@ def test_what_is_not_measured_yet_is_no_row(monkeypatch, tmp_path):
   monkeypatch.setattr(
     table, 'path', lambda x: stored if x == 'stored' else tmp_path / x
   )
-  assert table.rows() == whole[:3] and 'Q4_1' in whole[2]
+  assert table.rows() == [*whole[:3], ''] and 'Q4_1' in whole[2]
+
+
+def test_the_readmes_table_is_one_that_one_reads():
+  """At most 12 rows, the paper's case among them, no cell of many words."""
+  rows = [x for x in table.rows() if x.startswith('| ')][2:]
+  assert len(rows) <= 12 and any('T5 that translates' in x for x in rows)
+  cells = [y for x in rows for y in x.strip('| ').split(' | ')]
+  assert max(len(x.split()) for x in cells) <= 12

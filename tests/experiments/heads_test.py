@@ -54,18 +54,12 @@ DOC = dict(
 )
 
 
-def test_a_row_for_each_draft_the_most_tokens_first():
+def test_a_choice_is_of_what_was_trained_here():
   doc = page.plain(DOC)
   shipped, mtp = render.markdown(doc).splitlines()[4:6]
-  assert shipped == (
-    '| shipped eagle | 4.9 | 1,680 | - | 0.50 | 0.38 | 1.75 | 0.125 | '
-    '1.25x (1.12x to 1.38x) | 0 of 7 |'
-  )
+  assert shipped.startswith('| shipped eagle | 4.9 | 1,680 | - | 0.50 | 0.38 |')
   assert mtp.startswith('| mtp | 4.9 | 1,200 | 1.25 | 0.25 | - | 1.25 | 0.250')
-  assert 'had 8 minutes of steps' in render.markdown(doc)
-  # The shipped one was not trained here.
   assert '`mtp` emits the most, 1.25 tokens' in render.markdown(doc)
-  assert render.figure(doc).startswith(b'\x89PNG')
 
 
 def test_an_unknown_kind_is_refused(tmp_path):

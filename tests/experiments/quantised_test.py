@@ -68,22 +68,13 @@ DOC = dict(
 )
 
 
-def test_a_row_for_each_target_and_each_draft():
+def test_the_faster_gamma_stands_and_what_was_left_out():
   text = render.markdown(DOC)
-  assert (
-    '| bfloat16 | 2 | 20.0 | 25.0 | 0.50 | 1.10 | 1.25 | 1.75 | - |' in text
-  )
-  assert '| 0.031 | 0.0042 | 95.3% | 7.250 (of 7.000) |' in text
-  # The faster gamma of a draft.
-  assert (
-    '| bfloat16 | lm int4 g=4 | 0.20 | 0.70 | 2.50 | 1.50x '
-    '| 1.40 (1.20 to 1.60) | 28.0 | 0 of 7 |'
-  ) in text
-  # Left out, with the best that was foreseen.
+  assert '| bfloat16 | lm int4 g=4 | 0.20 | 0.70 | 2.50 | 1.50x ' in text
+  # With the best that was foreseen.
   assert '| stored | lm stored | 0.90 | - | - | 0.60x | left out |' in text
-  assert '| 7 x 32 | Commit cccccccccccc |' in text
-  assert 'Fastest: target bfloat16 with lm int4 g=4, 28.0' in text
-  assert text.endswith('plain decoding alone is fastest with stored, 20.0.')
+  fastest = 'Fastest: target bfloat16 with lm int4 g=4, 28.0 tokens a second'
+  assert text.startswith(fastest) and 'with stored, 20.0.\n' in text
 
 
 def test_a_result_that_its_own_parts_refute_says_what_they_give():

@@ -92,18 +92,13 @@ def markdown(promised='tokens', findings=()):
   return render.markdown(page.plain(doc))
 
 
-def test_tables_hold_every_column_and_the_whole():
+def test_what_is_lossy_or_differs_is_said():
   text = markdown(findings=[records.Finding('tie', 3, id='2')])
-  assert '| method | qa | rag | #MAT | overall | 95 % | differing |' in text
-  assert '| plain decoding | 1.00x | 1.00x | 1.00 | 1.00x |  |  |' in text
   # Of the row, not a mean of the columns.
   assert (
-    '| lookup g=4 | ~1.06x | 0.50x | 1.44 | 1.38x | 1.24-1.51 '
+    '| lookup g=4 | ~1.06x | 0.50x | 1.44 | 1.38x (1.24 to 1.51) '
     '| 1 of 4: 1 tie |' in text
   )
-  assert '| lookup g=4 | 1.25 | 2.00 | 1.44 |' in text
-  assert 'Commit cccccccccccc with changes, 2 cores, A CPU' in text
-  assert '4 questions of q.jsonl' in text and '(3 later turns left' in text
   assert '| same distribution |' in markdown('distribution')
   lossy = markdown('nothing')
   assert lossy.count('| lookup g=4 (LOSSY, TV 0.12) |') == 2
