@@ -41,12 +41,12 @@ class Claim(NamedTuple):
 
 
 def minus(x: intervals.Interval, value: float) -> intervals.Interval:
-  """An interval, shifted."""
+  """Returns an interval, shifted."""
   return intervals.Interval(*(None if y is None else y - value for y in x))
 
 
 def outcome(x: Claim) -> str:
-  """One of OUTCOMES, by RULE."""
+  """Returns one of OUTCOMES, by RULE."""
   if x.ours.low is None or x.ours.high is None:
     return 'no interval'
   meets = x.ours.low <= x.high and x.low <= x.ours.high
@@ -61,7 +61,7 @@ def outcome(x: Claim) -> str:
 
 
 def counts(every: Sequence[Claim]) -> dict[str, dict[str, int]]:
-  """Of each thing that claims are of, how many have each outcome.
+  """Counts outcomes: speed apart from quality.
 
   'no interval' only if one has.
   """
@@ -79,7 +79,7 @@ def counts(every: Sequence[Claim]) -> dict[str, dict[str, int]]:
 
 
 def told(every: Sequence[Claim]) -> str:
-  """How many cells of the paper have each outcome, in a sentence."""
+  """Says how many of the paper's cells have each outcome."""
   if not every:
     return "None of the paper's cells has one of ours."
   found = '; '.join(
@@ -90,7 +90,7 @@ def told(every: Sequence[Claim]) -> str:
 
 
 def lines(every: Sequence[Claim]) -> list[str]:
-  """A line for each cell of the paper, and the rule of their outcomes."""
+  """Returns a line for each cell of the paper, and the rule of outcomes."""
   if not every:
     return []
   head = ['outcome', 'the paper', 'prints', 'ours', 'row, draft', 'reason']
@@ -103,7 +103,7 @@ def lines(every: Sequence[Claim]) -> list[str]:
 
 
 def reason(x: Claim) -> str:
-  """What our cells say of a difference, or on which side of what ours is."""
+  """Says in a few words why ours differs, or on which side it is."""
   found, side = outcome(x), 'above' if x.sign > 0 else 'below'
   if found in ('reproduced', 'no interval'):
     return ''
@@ -116,7 +116,7 @@ def reason(x: Claim) -> str:
 
 
 def figure(every: Sequence[Claim]) -> bytes:
-  """A PNG: theirs beside ours, of the first thing that claims are of."""
+  """Draws theirs beside ours as a PNG: of the first thing, such as speed."""
   some = [x for x in every if x.of == every[0].of]
   share, few = '%' in some[0].form, len(some) < 10
 

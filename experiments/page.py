@@ -30,19 +30,19 @@ def lines(part: Part) -> list[str]:
 
 
 def near(gain: intervals.Interval) -> str:
-  """'~' of an improvement whose interval holds 1, or is not known; else ''."""
+  """Returns '~' where an interval holds 1 or is not known, else ''."""
   return '~' * (gain.outcome not in ('win', 'loss'))
 
 
 def asked(q: Mapping[str, Any]) -> str:
-  """'16 questions of question.jsonl (sha256 119565adbab8)'."""
+  """Writes '16 questions of question.jsonl (sha256 119565adbab8)'."""
   return (
     f'{q["questions"]} questions of {q["file"]} (sha256 {q["sha256"][:12]})'
   )
 
 
 def refuted(row: Mapping[str, Any]) -> str:
-  """' [parts: 0.86x]' where a benchmark's row is not what its parts explain."""
+  """Writes ' [parts: 0.86x]' where a row is not what its parts explain."""
   measured, explained = row['improvement']['value'], row.get('explained')
   if not measured or not explained:
     return ''
@@ -52,12 +52,12 @@ def refuted(row: Mapping[str, Any]) -> str:
 
 
 def plain(doc: Any) -> Any:
-  """A document as its JSON is read."""
+  """Returns a document as its JSON is read."""
   return json.loads(printing.compact(doc))
 
 
 def kept(known: Mapping[str, Any] | None, doc: Mapping[str, Any]) -> list:
-  """The cells of an older document, if all else of it is as in doc."""
+  """Returns the cells of an older document if all else is as in doc."""
   same = lambda x: {name: x[name] for name in doc if name != 'cells'}
   if known and same(known) == plain(same(doc)):
     return known['cells']
@@ -83,7 +83,7 @@ def made_by() -> dict[str, Any]:
 
 
 def made_on(m: dict[str, Any]) -> str:
-  """The commit and the machine of machine.describe."""
+  """Writes the commit and the machine of machine.describe."""
   return (
     f'{machine.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
     f'{m["cpu"]}, {m["device"]}, jax {m["jax"]}.'
@@ -91,7 +91,7 @@ def made_on(m: dict[str, Any]) -> str:
 
 
 def filled(page: str, lines: Sequence[str], name: str = '') -> str:
-  """The page with these lines between its marks.
+  """Returns the page with these lines between its marks.
 
   Args:
     page: the text of a README.
@@ -125,7 +125,7 @@ def save(
   name: str = '',
   picture: bytes = b'',
 ) -> None:
-  """NAME.json and NAME.png beside what `write` writes, if there is a folder."""
+  """Writes NAME.json and NAME.png beside what `write` does, into a folder."""
   if folder is not None:
     name = name or home.name
     files.write(folder / f'{name}.json', printing.compact(doc))

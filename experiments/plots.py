@@ -40,7 +40,7 @@ PALE = '0.8'  # intervals and reference lines
 def png(
   paint: Callable[[Axes], None], *, size: tuple[float, float] = (6.4, 4.0)
 ) -> bytes:
-  """What paint(axes) draws, as a PNG; size in inches, 160 pixels each."""
+  """Returns a PNG of what paint(axes) draws; size in inches of 160 pixels."""
   with matplotlib.rc_context(STYLE):
     page = figure.Figure(figsize=size, dpi=160, layout='constrained')
     paint(page.subplots())
@@ -66,7 +66,7 @@ def curve(
   left: bool = False,
   **changes: Any,
 ) -> None:
-  """The i-th curve in its own colour, dash and mark, named at one end.
+  """Draws the i-th curve in its own colour, dash and mark, and names it.
 
   left: the name stands before the curve's first point, not after its last.
   changes: of matplotlib's Axes.plot.
@@ -95,7 +95,7 @@ def curve(
 def whiskers(
   axes: Axes, found: Sequence[Interval], name: str, i: int, **changes: Any
 ) -> None:
-  """The i-th look: a point a row of a chart of points, with its interval.
+  """Draws a point a row, with its interval, in the i-th look.
 
   changes: of matplotlib's Axes.errorbar.
   """
@@ -114,7 +114,7 @@ def whiskers(
 
 
 def level(axes: Axes, y: float) -> None:
-  """A thin line across at a value to compare with."""
+  """Draws a thin line across at a value to compare with."""
   axes.axhline(y, color=PALE, linewidth=0.8, zorder=0)
 
 

@@ -25,7 +25,7 @@ class Page(NamedTuple):
 
 
 def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
-  """The page of what is stored: what became of the paper's cells, and tables.
+  """Makes the page of what is stored: the outcome, then tables.
 
   Raises:
     ValueError: results of several commits.
@@ -71,7 +71,7 @@ def warning(found: Mapping[str, Any]) -> str:
 
 
 def _caption(found: Mapping[str, Any]) -> str:
-  """Which commit and machine measured which rows."""
+  """Says which commit and machine measured which rows."""
   made_on: dict[str, list[str]] = {}
   for name, x in found.items():
     made_on.setdefault(page.made_on(x['machine']), []).append(name)
@@ -83,7 +83,7 @@ def _caption(found: Mapping[str, Any]) -> str:
 
 
 def _shown(row: Row, doc) -> Row:
-  """The row of stored results, a toy where the target fails its gate.
+  """Returns the row of stored results, a toy if its target fails its gate.
 
   Its drafts are those that were measured, wherever their models are now.
   """
@@ -100,7 +100,7 @@ def _shown(row: Row, doc) -> Row:
 def _notes(
   table: empirical.Table, run: str, found: Mapping[str, Any], every: Rows
 ) -> list[str]:
-  """What was not run, and whether the targets do their tasks."""
+  """Says what was not run, and whether the targets do their tasks."""
   out = []
   for name, row in every.items():
     if name not in found:
@@ -146,7 +146,7 @@ def pages(
   folders: Sequence[pathlib.Path],
   every: Sequence[Rows],
 ) -> list[Page]:
-  """The pages of several tables.
+  """Makes the pages of several tables.
 
   Raises:
     ValueError: results of several commits, or none at all.
@@ -164,13 +164,13 @@ def pages(
 
 
 def _heads(table: empirical.Table) -> tuple[str, str]:
-  """The title and the claim of an experiment's README."""
+  """Reads the title and the claim of an experiment's README."""
   title, claim = (table.home / 'README.md').read_text('utf-8').split('\n\n')[:2]
   return title.removeprefix('# '), claim.removeprefix('**Claim.** ')
 
 
 def summary(found: Sequence[Page]) -> str:
-  """A line for each table: what became of the paper's cells, and why."""
+  """Writes a line for each table: outcomes, and why."""
   outcomes = claims_lib.OUTCOMES[:4]
   lines = []
   for x in found:
@@ -186,7 +186,7 @@ def summary(found: Sequence[Page]) -> str:
 
 
 def markdown(found: Sequence[Page]) -> str:
-  """All pages in one, without pictures."""
+  """Joins all pages, without their pictures."""
   parts = ["# The papers' empirical tables", summary(found)]
   for x in found:
     outcome = [y for y in x.outcome.split('\n\n') if y and y[0] != '!']

@@ -124,7 +124,7 @@ def page(completions: Mapping[str, Any], command: str = '') -> str:
 
 
 def _answer(title: str, x: Any) -> dict[str, Any]:
-  """What the page draws of a completion.Completion."""
+  """Returns what the page draws of a completion.Completion."""
   counts = {name: x.metrics[name] for name in _COUNTS}
   if len(x.record.windows) < x.metrics['target_calls']:
     # A stop string came: what was decoded after it is not drawn, nor counted.

@@ -189,12 +189,6 @@ def test_a_prompt_is_answered_twice_and_compared(tab):
     'x => x.map(y => y.open)'
   )
   assert windows == [True, False]
-  row = tokens_of(tab, f'{fast} tr:nth-child(1)')
-  assert row[2:4] == [('refused', x) for x in shown([EVIL, ''])]
-  assert row[:2] + row[4:] == [*zip(kinds, texts, strict=True)][:3]
-  tab.locator(f'{fast} .answer .bonus').hover()
-  said = tab.locator('output').inner_text()
-  assert said == 'bonus, id 1, p 0.119, entropy 0.5'
   tab.locator('td .refused').last.hover()
   assert tab.locator('output').inner_text() == 'refused, id 8'
 

@@ -63,7 +63,7 @@ class Headline(NamedTuple):
 
 
 def speeds(doc: dict[str, Any]) -> list[Figure]:
-  """Every drafter of a benchmark at its best gamma, the best first."""
+  """Returns every drafter at its best gamma, the best first."""
   plain, *rows = doc['rows']
   best: dict[str, dict[str, Any]] = {}
   rank = lambda x: verdict_lib.rank(intervals.Interval(**x['improvement']))
@@ -90,7 +90,7 @@ def _foretold(x: dict[str, Any] | None) -> intervals.Interval | None:
 
 
 def translation(doc: dict[str, Any]) -> list[Figure]:
-  """Every draft of the paper's case at the temperature it gains most at."""
+  """Returns every draft at the temperature where it gains most."""
   cells = sorted(doc['cells'], key=lambda x: -x['measured']['value'])
   best = {x['draft']: x for x in reversed(cells)}
   return [
@@ -119,7 +119,7 @@ def tpu(doc: dict[str, Any]) -> str:
 
 
 def pools(doc: dict[str, Any]) -> list[Figure]:
-  """A pool's gain over batches, by what decodes; `plain` is of the pool."""
+  """Returns a pool's gain over batches, by what decodes; plain of the pool."""
   plain, *_ = doc['cells']
   name = {'autoregressive': 'plain'}
   return [
@@ -221,7 +221,7 @@ HEADLINES = {
 
 
 def path(name: str) -> pathlib.Path:
-  """Where a headline's document is."""
+  """Returns where a headline's document is."""
   at = HEADLINES[name].at or f'experiments/headline/results/{name}.json'
   return ROOT / at
 
@@ -252,7 +252,7 @@ def measure(name: str) -> None:
 
 
 def _run(command: str) -> dict[str, Any]:
-  """The document that a command prints last."""
+  """Returns the document that a command prints last."""
   ran = subprocess.run(
     [sys.executable, *shlex.split(command)],
     cwd=ROOT,
@@ -267,7 +267,7 @@ def _run(command: str) -> dict[str, Any]:
 
 
 def measured() -> dict[str, tuple[dict[str, Any], list[Figure] | str]]:
-  """Of each headline that is stored, its document and what that says."""
+  """Reads the document of each headline that is stored, and its figures."""
   docs = {x: stored(x) for x in HEADLINES if path(x).exists()}
   return {x: (doc, HEADLINES[x].figures(doc)) for x, doc in docs.items()}
 
@@ -290,7 +290,7 @@ def _figure(x: Figure) -> dict[str, Any]:
 
 
 def rows() -> list[str]:
-  """The README's results: the best method of each, then what is no speed."""
+  """Writes the best method of each headline, then what is no speed."""
   table, lines = [], []
   for name, (doc, found) in measured().items():
     about = _where(name, doc)
@@ -308,7 +308,7 @@ def rows() -> list[str]:
 
 
 def methods() -> list[str]:
-  """Every method of each row of the README."""
+  """Writes every method of each row of the README."""
   table = [
     {'what': HEADLINES[name].what} | _figure(x)
     for name, (_, found) in measured().items()
@@ -322,7 +322,7 @@ def methods() -> list[str]:
 
 
 def verdict() -> list[str]:
-  """The demo's verdict, as docs/benchmark.md quotes it."""
+  """Quotes the demo's verdict for docs/benchmark.md."""
   wrap = textwrap.TextWrapper(92, subsequent_indent='      ')
   every = stored('demo')['verdict']
   return [y for x in every for y in wrap.wrap(f'    {x}')]

@@ -7,7 +7,7 @@ from experiments import page, plots
 from specdec_jax import machine
 from specdec_jax.bench import tables
 
-Run = Mapping[str, Any]
+Run = dict[str, Any]
 ALONE = (
   'target=weights, MB=mb:.0f, tok/s=tok_s:.1f, step:.1f, of ceiling=share:.2f, '
   'v(2)=v.0:.2f, v(3)=v.1:.2f, v(5)=v.2:.2f, TV=distance.total_variation:.2g, '

@@ -6,7 +6,7 @@ from typing import Any
 from experiments import page, papers, plots
 from specdec_jax.bench import intervals, tables
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 TOKENS = 'counts.block_efficiency'
 
 

@@ -104,7 +104,7 @@ def stops() -> leviathan.Table:
   )
   head = ['pair', 'chip', 'chips', *(f'context {x}' for x in CONTEXTS)]
   good = short == len(every) and explained == long
-  return leviathan.Table([summary, '', *tables.grid(head, lines)], good)
+  return leviathan.Table([*tables.grid(head, lines), '', summary], good)
 
 
 def draw_stops(axes: plots.Axes) -> None:

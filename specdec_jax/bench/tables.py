@@ -341,7 +341,7 @@ def crossover(doc: records.Document, console: Console) -> None:
 def identity(
   audits: Sequence[records.Audit | None], distance: str = '', failed: int = 0
 ) -> str:
-  """A cell of audits: '3 of 28: 3 tie', 'same distribution', 'LOSSY, TV 0.1'.
+  """Writes '3 of 28: 3 tie', 'same distribution' or 'LOSSY, TV 0.1'.
 
   audits: of one rule; None among them is plain decoding's.
   """
@@ -361,7 +361,7 @@ def _painted(cell: str) -> str:
 
 
 def _lossy(doc: records.Document) -> dict[str, str]:
-  """The distance of each method if the rule is lossy, else {}."""
+  """Returns the distance of each method if the rule is lossy, else {}."""
   if doc.setting.lossless:
     return {}
   return {r.name: r.alpha.away if r.alpha else '-' for r in doc.rows}

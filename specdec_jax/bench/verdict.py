@@ -35,7 +35,7 @@ _OF_CATEGORIES = {
 
 
 def sentences(doc: records.Document) -> list[str]:
-  """Plain sentences about a benchmark; the last say what to change."""
+  """Writes sentences about a benchmark; the last say what to change."""
   out = failures(failed(doc))
   if doc.failed:
     return [*out, 'No figures, for texts are cut short.']
@@ -93,7 +93,7 @@ def of_distance(x: distance.Distance) -> str:
 
 
 def by_drafter(rows: Sequence[Row]) -> dict[str, list[Row]]:
-  """The gammas of each drafter, the best first; the best drafter leads.
+  """Groups rows by drafter, the best gamma and the best drafter first.
 
   The best by these very numbers: its interval has paid for being chosen.
   """
@@ -113,7 +113,7 @@ def rank(x: intervals.Interval) -> tuple[int, float]:
 
 
 def failed(doc: records.Document) -> list[records.Failure]:
-  """Those of the main run and, with their batch, of the crossover."""
+  """Returns failures of the main run and, with the batch, of the crossover."""
   return [*doc.failed] + [
     x._replace(method=f'{x.method} at batch {batch.batch_size}')
     for batch in doc.crossover
@@ -122,19 +122,19 @@ def failed(doc: records.Document) -> list[records.Failure]:
 
 
 def _audit(doc: records.Document) -> records.Audit | None:
-  """That of all texts; None where none could be compared."""
+  """Joins the audits of all texts; None where none could be compared."""
   rows = [*doc.rows, *(row for batch in doc.crossover for row in batch.rows)]
   return records.together(row.audit for row in rows)
 
 
 def sound(doc: records.Document) -> bool:
-  """Whether every difference is explained and no request failed."""
+  """Returns whether every difference is explained and no request failed."""
   audit = _audit(doc)
   return not failed(doc) and not (audit and audit.bugs)
 
 
 def failures(found: Sequence[records.Failure]) -> list[str]:
-  """A sentence for each request that ended on broken logits, five at most."""
+  """Writes a sentence for each failed request, five at most."""
   out = [
     f'[red]FAILED[/red]: prompt {rich.markup.escape(repr(x.id))} after '
     f'{x.tokens} new tokens ({x.method}): the logits of the target are not '
@@ -147,7 +147,7 @@ def failures(found: Sequence[records.Failure]) -> list[str]:
 def audit_sentences(
   t: records.Total, failed: Sequence[records.Failure]
 ) -> list[str]:
-  """Sentences about an audit: failures, counts, and their limits."""
+  """Writes sentences about an audit: failures, counts, and their limits."""
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
   counts = (
     f'{t.texts} texts, {t.tokens} tokens compared: {t.identical} identical, '
@@ -159,7 +159,7 @@ def audit_sentences(
 
 
 def _of_texts(doc: records.Document) -> str:
-  """What the rule promises of the texts, and whether they keep it."""
+  """Says what the rule promises of the texts, and whether they keep it."""
   audit = _audit(doc)
   assert audit
   if audit.promised == 'nothing':
@@ -190,7 +190,7 @@ def _of_texts(doc: records.Document) -> str:
 
 
 def _about(best: Row, doc: records.Document) -> list[str]:
-  """The best gamma of a drafter, why it does not win, what was predicted."""
+  """Says how the best gamma of a drafter did, why, and what was predicted."""
   x, s, plain = best.improvement, doc.setting, doc.rows[0].tok_s
   assert plain and best.tok_s and x.value and best.explained
   out = [
@@ -213,19 +213,19 @@ def _about(best: Row, doc: records.Document) -> list[str]:
 
 
 def _over_kinds(s: records.Setting) -> bool:
-  """Whether categories are the sample, which more prompts of them are not."""
+  """Returns whether categories are the sample, not prompts of them."""
   return s.categories >= intervals.FEWEST and s.batch_size == 1
 
 
 def contradiction(x: float, explained: float, what: str = 'measured') -> str:
-  """By how much a run's parts contradict what is found, in words; else ''."""
+  """Says by how much a run's parts contradict a result; '' if they do not."""
   (low, high), ratio = records.AGREE, round(x / explained, 2)
   off = f'{what} over explained is {ratio:.2f}, outside {low} to {high}'
   return '' if low <= ratio <= high else off
 
 
 def _times(x: intervals.Interval) -> str:
-  """'1.35x (95 %: 1.20 to 1.50, +-11 %)'."""
+  """Writes '1.35x (95 %: 1.20 to 1.50, +-11 %)'."""
   known = tables.ends(x, to=' to ')
   return f'{x.value:.2f}x' + (
     f' (95 %: {known}, +-{x.width:.0%})' if known else ''
@@ -233,7 +233,7 @@ def _times(x: intervals.Interval) -> str:
 
 
 def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
-  """How many prompts would exclude 1: widths fall with their square root."""
+  """Says how many prompts would exclude 1: widths fall with their root."""
   assert x.value and x.high
   away = abs(x.value - 1)
   enough = prompts * ((x.high - x.value) / away) ** 2 if away else math.inf
@@ -246,7 +246,7 @@ def _more(x: intervals.Interval, prompts: int, seconds: float) -> str:
 
 
 def _by_batch(drafter: str, crossover: Sequence[records.Batch]) -> str:
-  """The batch sizes at which a drafter is faster, slower or neither."""
+  """Lists the batch sizes at which a drafter is faster, slower or neither."""
   told, words = {}, {'win': 'faster at', 'loss': 'slower at'}
   for batch in crossover:
     outcome = by_drafter(batch.rows)[drafter][0].improvement.outcome
@@ -269,7 +269,7 @@ def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
 
 
 def _why(rows: Sequence[Row]) -> str:
-  """Why rows or categories lose: tokens of a window against its cost."""
+  """Says why rows lose: tokens of a window against its cost."""
   tokens = [r.counts.block_efficiency or 0.0 for r in rows]
   costs = [r.explained.window_cost for r in rows if r.explained]
   return (

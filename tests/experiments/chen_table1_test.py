@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments import claims, page
+from experiments import claims
 from experiments import rows as rows_lib
 from experiments.chen_table1 import render, texts
 
@@ -38,16 +38,10 @@ def cell(draft, k, speed, **more):
   return found | more
 
 
-def test_the_page_and_the_claims():
+def test_claims_are_of_speed_and_quality():
   drafts = ('lookup', 'eagle')
   cells = {'xsum': [cell(x, k, 1.5) for x in drafts for k in (2, 4)]}
   every = {'xsum': rows_lib.Row('xsum', '', (), '', theirs=texts.XSUM)}
-  ours, theirs = map(page.lines, render.parts(cells, every))
-  assert '| XSum (ROUGE-2) | greedy | 14.1 | 7.00 | 2.01x |' in theirs[5]
-  assert (
-    '| xsum | lookup | nucleus | 4 | 20.00 | 13.33 | 1.50x (1.40 to 1.60) '
-    '| 2.20 | 0.150 | 0.200 |'
-  ) in ours
   found = render.claims(cells, every)
   wanted = ['same direction', 'cannot tell'] * 2
   assert [claims.outcome(x) for x in found] == wanted

@@ -158,7 +158,7 @@ def test_predictions_are_counted_by_kind_with_the_side_on_which_they_err(kept):
         'improvement': {'value': 1.25},
         'differing': '1 of 16: 1 tie',
       },
-    ]
+    ],
   }
   lines = stored.markdown(kept, trees).split('\n')
   assert '5 methods were predicted in 4 runs, those of' in '\n'.join(lines)

@@ -114,16 +114,6 @@ def ran(folder, *arguments):
   )
 
 
-@pytest.mark.more
-def test_a_wrong_file_ends_with_2_before_a_model_is_loaded(tmp_path):
-  written(tmp_path, line(1, 'qa'), {'question_id': 2, 'turns': ['x']})
-  ran(tmp_path, '--config.target.source=/nowhere').check_refused(
-    'question.jsonl:2: has no category: every line needs question_id, '
-    'category, turns'
-  )
-  assert [x.name for x in tmp_path.iterdir()] == ['question.jsonl']
-
-
 @pytest.mark.slow
 def test_a_run_with_random_models(tmp_path):
   rows = [line(i, 'ab'[i % 2], f'tell me {i}', 'more') for i in range(6)]

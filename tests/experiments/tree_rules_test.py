@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from experiments import page
-from experiments.tree_rules import exact, optimum, render
+from experiments.tree_rules import exact, optimum
 from specdec_jax import build, sampling, types
 from specdec_jax.certify import base, problems
 from specdec_jax.verify import reject
 from tests import programs
-from tests.experiments import reports
 
 
 @pytest.fixture(autouse=True)
@@ -120,50 +119,6 @@ def test_coupled_accepts_as_often_as_its_races_say(count):
   if count == 1:
     ratio_VV = np.maximum(*(z[None] / z[:, None] for z in (p_V, q_V)))
     np.testing.assert_allclose(wanted_V, 1 / ratio_VV.sum(1))
-
-
-def test_a_page_of_what_was_found_so_far():
-  found = dict(
-    exact=dict(
-      machine=reports.MACHINE,
-      each=2,
-      rows=[
-        dict(levels='2', kind=kind, rule=rule, families=families)
-        for kind, rule, families in [
-          ('distinct', 'reject', dict(a=[0.5, 0.9, 0.8], b=[0, None, None])),
-          ('distinct', 'coupled', dict(a=[0.5, 0.7, 0.6], b=[0, None, None])),
-          (
-            'deterministic',
-            'reject',
-            dict(a=[0.25, 1.0, 1.0], b=[0.75, 0.5, 0.5]),
-          ),
-        ]
-      ],
-    )
-  )
-  text = render.markdown(found)
-  assert (
-    '| 2 | distinct | 0.250 | 0.900 (0.800, a) | 0.700 (0.600, a) |' in text
-  )
-  assert '| 2 | deterministic | 0.500 | 0.750 (0.500, b) | - |' in text
-  assert text.endswith('Measured: not run yet.')
-  cell = lambda rule, tree, t, n: dict(
-    rule=rule, tree=tree, temperature=t, requests=[[n, 10]] * 6
-  )
-  found['measured'] = dict(
-    machine=reports.MACHINE,
-    target='a model',
-    questions=dict(file='q.jsonl', sha256='0' * 64, questions=6),
-    new=64,
-    cells=[
-      cell('reject', '4', 0.0, 20),
-      cell('reject', '4', 1.0, 15),
-      cell('coupled', '2,2', 1.0, 25),
-    ],
-  )
-  text = render.markdown(page.plain(found))
-  assert '| chain of 4 | reject | 2.00 (2.00 to 2.00) | 1.50' in text
-  assert '| 2,2 | coupled | = reject | 2.50 (2.50 to 2.50) |' in text
 
 
 def test_cells_are_kept_of_the_same_code_and_settings_only():
