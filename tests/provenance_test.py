@@ -115,4 +115,4 @@ def test_a_headline_names_machine_commit_and_settings(name):
   doc = table.stored(name)
   assert {'cpu', 'cores', 'jax'} <= set(doc['machine'])
   assert not doc['machine']['dirty']
-  assert 'command' in doc or 'setting' in doc
+  assert {'command', 'setting', 'asked'} & set(doc)
