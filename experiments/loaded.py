@@ -16,7 +16,8 @@ from specdec_jax import build, printing, sampling
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts as prompts_lib
-from specdec_jax.drafters import draft_file, ngram, table
+from specdec_jax.drafters import ngram, table
+from specdec_jax.io.published import draft_file
 from specdec_jax.train import text, text_metrics
 
 ROWS = 16  # texts that are decoded together

@@ -17,9 +17,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import printing, program
-from specdec_jax.drafters import dflash, eagle, medusa, method
+from specdec_jax.drafters import dflash, eagle, medusa, method, readings
 from specdec_jax.io import load
-from specdec_jax.io.published import readings
 
 _TARGET = flags.DEFINE_string('target', '', 'the model to draft for')
 _DRAFT = flags.DEFINE_string('draft', '', 'folder or hf:org/name of a draft')

@@ -17,8 +17,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import printing, program
-from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.drafters import ngram
 from specdec_jax.io import load
+from specdec_jax.io.published import draft_file
 
 _TARGET = flags.DEFINE_string('target', '', 'model whose tokenizer to use')
 _CORPUS = flags.DEFINE_list(

@@ -48,7 +48,7 @@ class Engine:
 
   target: LanguageModel
   draft: LanguageModel | None
-  q: types.Model | None
+  q: types.Model | types.Drafter | None
   drafter: types.Drafter
   rule: types.Rule
   weights: types.Weights

@@ -16,14 +16,22 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specdec_jax import decode, forward, hosts, metrics, printing, types
+from specdec_jax import (
+  along,
+  decode,
+  forward,
+  hosts,
+  metrics,
+  printing,
+  types,
+)
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
-from specdec_jax.costs import parts
 from specdec_jax.drafters import branch
 from specdec_jax.models import work
+from specdec_jax.verify import chain
 
 Array = jax.Array
 
@@ -44,50 +52,51 @@ def under(
   return alpha_BT, jnp.sum(off_BTV, -1) / 2
 
 
-@functools.partial(
-  jax.jit, static_argnames=('target', 'draft', 'rule', 'chunk')
-)
+@functools.partial(jax.jit, static_argnames=('loop', 'q'))
 def overlap(
   weights: types.Weights,
   request: decode.Request,
-  proposals_BL: Array | None,
   *,
-  target: types.Model,
-  draft: types.Model | None,
-  rule: types.Rule,
-  chunk: int,
+  loop: decode.Loop,
+  q: types.Model | types.Drafter | None = None,
 ) -> Sequence[Array]:
   """[alpha_BL, distance_BL] of `under` along a text; garbage outside it.
 
+  q is that of the first draft of a window at every token.
+
   Args:
     request: the prompts with the text after them; limit_B is where it ends.
-    proposals_BL: for drafters without a draft model, the token proposed at each
-      index; -1 where there is none, and alpha is 0.
-    target, draft: the models; draft None for drafters without one.
+    q: as in drafters.method.Method. A model reads the text as the target does.
   """
+  target, sampling = (loop.target, weights.target), request.sampling
+  text = request.tokens_BL, request.lengths_B, request.limit_B
 
-  def columns(index_T, *logits):
-    p_BTV, *q = (
-      sampling_lib.probabilities(x, request.sampling) for x in logits
+  def columns(logits_BTV, q_BTV):
+    p_BTV = sampling_lib.probabilities(logits_BTV, sampling)
+    scores = types.Scores(logits_BTV, sampling)
+    return under(loop.rule, p_BTV, q_BTV, scores)
+
+  if isinstance(q, types.Model):
+    return forward.score(
+      [target, (q, weights.draft)],
+      *text,
+      lambda _, p, q: columns(p, sampling_lib.probabilities(q, sampling)),
+      chunk=loop.options.chunk,
+      source=request.source,
     )
-    if proposals_BL is None:
-      (q_BTV,) = q
-    else:
-      token_BT = forward.at(proposals_BL, index_T)
-      q_BTV = jax.nn.one_hot(token_BT, target.vocab)
-    scores = types.Scores(logits[0], request.sampling)
-    return under(rule, p_BTV, q_BTV, scores)
 
-  readers = [(target, weights.target)]
-  readers += [] if draft is None else [(draft, weights.draft)]
-  return forward.score(
-    readers,
-    request.tokens_BL,
-    request.lengths_B,
-    request.limit_B,
-    columns,
-    chunk=chunk,
-    source=request.source,
+  def first(context, draft):
+    blank_BV = jnp.zeros((len(draft.count_B), loop.target.vocab))
+    return chain.q_row(draft, jnp.zeros_like(draft.count_B), blank_BV)
+
+  return along.score(
+    loop._replace(drafter=q or loop.drafter),
+    weights,
+    request._replace(gamma_B=jnp.ones_like(request.gamma_B)),
+    first,
+    lambda x_BTD, q_BTV: columns(
+      loop.target.head(weights.target, x_BTD), q_BTV
+    ),
   )
 
 
@@ -96,15 +105,15 @@ def alphas(
 ) -> dict[str, records.Alpha]:
   """The Alpha of every arm but the first, on plain decoding's text.
 
-  Arms of one engine share theirs. One whose q is not known (parts.has_q) has
-  none.
+  Arms of one engine share theirs. One around others has none: which of them
+  proposes at a place depends on what was accepted before.
 
   plain: plain decoding's outputs, one for each group.
   """
   texts = list(zip(groups, plain, strict=True))
   found = {}
   for arm in {id(arm.engine): arm for arm in arms[1:]}.values():
-    if not texts or not parts.has_q(arm.engine, groups[0]):
+    if not texts or arm.engine.parts:
       continue
     rule = arm.engine.rule
     shown = printing.track(texts, f'alpha of {arm.drafter}')
@@ -126,31 +135,13 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   begin_B = np.array([len(x.tokens) for x in group.items])
   text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
   request = group.full._replace(**text)
-  proposals_BL = None
-  if engine.q is None:
-    proposals_BL, _ = parts.propose_along(
-      engine.weights,
-      request,
-      np.int32(np.max(plain.lengths_B - begin_B)),
-      loop=engine.loop,
-    )
-  found = overlap(
-    engine.weights,
-    request,
-    proposals_BL,
-    target=engine.target.model,
-    draft=engine.q,
-    rule=engine.rule,
-    chunk=engine.options.chunk,
-  )
+  found = overlap(engine.weights, request, loop=engine.loop, q=engine.q)
   text_BL = index_BL >= begin_B[:, None]
   text_BL &= index_BL < plain.lengths_B[:, None]
-  if engine.q is None:
-    proposed_BL = hosts.fetch(proposals_BL) >= 0
-  else:  # past its context a model drafts nothing
-    proposed_BL = index_BL <= engine.q.context
-  found = [(x * proposed_BL)[text_BL] for x in hosts.fetch(found)]
-  return [x.astype(np.float64) for x in found]
+  found = hosts.fetch(found)
+  if isinstance(engine.q, types.Model):  # past its context it drafts nothing
+    found = [x * (index_BL <= engine.q.context) for x in found]
+  return [x[text_BL].astype(np.float64) for x in found]
 
 
 # --- what acceptance is worth ------------------------------------------------

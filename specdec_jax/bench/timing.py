@@ -92,7 +92,7 @@ def first_step(arms, group: plan_lib.Group, tok_s: float, check):
   tok_s: of the ceiling. check(Speed): refuses once too little time is left.
   """
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
-  read = sum(parts.has_q(engine, group) for engine in engines)
+  read = sum(not engine.parts for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
   speed = budget.Speed(1 / tok_s, 1 / tok_s, 0.0, len(engines), guess, read)
   check(speed)

@@ -139,8 +139,8 @@ def _parts(
 
 def _methods(engine) -> Sequence[method.Method]:
   """What is timed of an engine: its drafter, or those that it is around."""
-  alone = method.Method(engine.drafter, engine.weights.draft, engine.q)
-  return engine.parts or (alone,)
+  alone = method.Method(engine.drafter, engine.weights.draft)
+  return engine.parts or (alone._replace(draft=engine.draft),)
 
 
 def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:
@@ -193,7 +193,8 @@ def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
 def _request(engine, rows: int = 1) -> decode.Request:
   target, gamma = engine.target, engine.drafter.gamma
   # A draft of a shorter context would draft nothing past it, at no cost.
-  most = min([target.context, *(x.q.context for x in _methods(engine) if x.q)])
+  drafts = [x.draft for x in _methods(engine) if x.draft]
+  most = min(x.context for x in (target, *drafts))
   start = max(1, min(START, most // 2, most - WINDOWS - gamma))
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from specdec_jax import decode, forward, hosts, types
+from specdec_jax import along, decode, forward, hosts, types
 from specdec_jax.costs import scripted
 
 Array = jax.Array
@@ -102,111 +102,51 @@ def propose_along(
   *,
   loop: decode.Loop,
 ):
-  """Runs only the drafter, at `steps` consecutive prefixes of a fixed text.
+  """Runs only the drafter, for `steps` windows along a fixed text.
 
   Where the texts end it starts again, with the state that it had. The target is
   not run: features are zeros, and a drafter in its cache finds there what it
-  wrote.
+  wrote. Returns a number that uses all the work.
 
   request: prompts with the text after them, which ends at limit_B.
-
-  Returns:
-    (proposals_BL, check): the first token proposed for each index, -1 where
-    none was, and a number that uses all the work.
   """
-  B, L = request.tokens_BL.shape
-  drafter = loop.drafter
-  span_B = jnp.maximum(request.limit_B - request.lengths_B, 0)
   cache = _cache(loop.target, weights, request)
   before_BLE, after_BNE = _features(loop, weights, request, cache)
-
-  def at(i):
-    going = jnp.minimum(i, span_B), i < span_B
-    text = request.tokens_BL, request.lengths_B + going[0], going[1]
-    return decode.context_of(drafter, request, *text)
+  begun = loop.drafter.init(
+    weights, along.context(loop, request, 0), before_BLE
+  )
 
   def body(i, carry):
-    state, cache, proposals_BL, check = carry
-    context = at(i)
-    draft, state, cache = _propose(
-      loop, weights, request, state, context, cache
+    own, cache, check = carry
+    draft, own, cache = along.window(
+      loop, weights, request, i, own, cache, after_BNE
     )
-    outcome = _token(context.live_B)
-    state = drafter.commit(state, at(i + 1), outcome, after_BNE)
-    index_B = jnp.where(context.live_B, context.lengths_B, L)
-    token_B = jnp.where(draft.count_B > 0, draft.tokens_BK[:, 0], -1)
-    proposals_BL = proposals_BL.at[jnp.arange(B), index_B].set(
-      token_B, mode='drop'
-    )
-    return state, cache, proposals_BL, check + _sum(draft)
+    return own, cache, check + _sum(draft)
 
-  state = drafter.init(weights, at(0), before_BLE)
-  turn = jnp.maximum(jnp.max(span_B), 1)
+  turn = jnp.maximum(jnp.max(request.limit_B - request.lengths_B), 1)
 
-  def along(carry):
+  def once(carry):
     left, *rest = carry
-    rest = jax.lax.fori_loop(0, jnp.minimum(turn, left), body, (state, *rest))
-    return left - turn, *rest[1:]
+    _, *rest = jax.lax.fori_loop(
+      0, jnp.minimum(turn, left), body, (begun, *rest)
+    )
+    return left - turn, *rest
 
-  none_BL, going = jnp.full((B, L), -1, jnp.int32), lambda carry: carry[0] > 0
-  first = steps, cache, none_BL, jnp.int32(0)
-  return jax.lax.while_loop(going, along, first)[2:]
-
-
-def _propose(loop: decode.Loop, weights, request, state, context, cache):
-  noise = loop.noise(
-    *(request.seed_B, request.request_B, context.lengths_B, request.sampling),
-    gamma=loop.drafter.gamma,
-    coupled=loop.rule.coupled,
-  )
-  return loop.drafter.propose(weights, state, context, noise, cache)
-
-
-def _token(live_B) -> types.Outcome:
-  """Of a window in which nothing is tested: live rows go on by a token."""
-  one_B = live_B.astype(jnp.int32)
-  return types.Outcome(0 * one_B, 0 * one_B, one_B)
-
-
-def has_q(engine, group) -> bool:
-  """Whether the q of an engine's drafter is known at each index of a text.
-
-  It has a model of q, or its proposals are certain (q None) and it reads no
-  features. Of a drafter around others it is not: which of them proposes at a
-  place, and whether, depends on what was accepted before. Computes nothing; of
-  a bench.plan.Group only the shapes count.
-  """
-  if engine.parts or engine.q is not None:
-    return not engine.parts
-  loop, weights, request = engine.loop, engine.weights, group.full
-  if loop.drafter.taps:
-    return False
-
-  def propose():
-    committed = request.tokens_BL, request.lengths_B, request.lengths_B > 0
-    context = decode.context_of(loop.drafter, request, *committed)
-    state = loop.drafter.init(weights, context, None)
-    cache = _cache(loop.target, weights, request)
-    return _propose(loop, weights, request, state, context, cache)[0]
-
-  return jax.eval_shape(propose).q_BKV is None
+  going = lambda carry: carry[0] > 0
+  return jax.lax.while_loop(going, once, (steps, cache, jnp.int32(0)))[-1]
 
 
 def _features(loop: decode.Loop, weights, request, cache):
   """Zeros like the features of init and commit, None for one without taps."""
-  tokens_BL, taps = request.tokens_BL, loop.drafter.taps
+  (B, L), taps = request.tokens_BL.shape, loop.drafter.taps
   if not taps:
     return None, None
-  model, at = (loop.target, weights.target), (request.lengths_B, cache)
-  window_BN = jnp.zeros((len(tokens_BL), loop.drafter.gamma + 1), jnp.int32)
-  read = lambda: forward.read(
-    *model, window_BN, *at, slots=tokens_BL.shape[1], taps=taps
-  )
-  prefill = lambda: forward.prefill(*model, tokens_BL, *at, chunk=1, taps=taps)
-  return (
-    forward.blank(lambda: prefill()[1]),
-    forward.blank(lambda: forward.concat(read()[1])),
-  )
+  window_BN = jnp.zeros((B, loop.drafter.gamma + 1), jnp.int32)
+  given = loop.target, weights.target, window_BN, request.lengths_B, cache
+  read = lambda: forward.read(*given, slots=L, taps=taps)[1]
+  after_BNE = forward.blank(lambda: forward.concat(read()))
+  # Those of a prefill are wider.
+  return jnp.zeros((B, L, after_BNE.shape[-1])), after_BNE
 
 
 def _cache(target, weights, request):

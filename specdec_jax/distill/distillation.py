@@ -20,8 +20,8 @@ from specdec_jax.distill import (
   teacher,
   training_prompts,
 )
-from specdec_jax.drafters import draft_file
 from specdec_jax.io import files, sources
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import convert, lm
 from specdec_jax.train import data, loop, runner, text
 
@@ -195,16 +195,15 @@ def _sampler(
   If there are answers of the teacher, these replace about half of them.
   """
   seed, count = s.run.seed, min(s.batch.rows * s.data.refresh, s.data.prompts)
-  room = completions.source_room(s.data, target)
+  room, model = completions.source_room(s.data, target), student.model
+  assert model is not None
 
   def sample(step: int, params: types.Params) -> dict[str, np.ndarray]:
     draw = np.random.default_rng([seed, step])
     chosen = np.sort(draw.permutation(len(prompts))[:count])
     asked = [prompts[i] for i in chosen]
     weights, draws = student.weights(params), (seed + step) % 2**32
-    found = completions.generate(
-      target, student.model, weights, asked, s.data, draws
-    )
+    found = completions.generate(target, model, weights, asked, s.data, draws)
     at, parts = zip(*found, strict=True)  # in the order in which rows ended
     order = np.argsort(np.concatenate(at))
     whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)

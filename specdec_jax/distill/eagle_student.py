@@ -15,10 +15,10 @@ import numpy as np
 
 from specdec_jax import build, hosts, types
 from specdec_jax.distill import eagle_loss, lm_student, sections, students
-from specdec_jax.drafters import dflash, draft_file
+from specdec_jax.drafters import dflash
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import export, hf, sources
-from specdec_jax.io.published import eagle_export
+from specdec_jax.io.published import draft_file, eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import step as step_lib
@@ -175,7 +175,6 @@ def make(
     drafter=lambda gamma: kind.drafter.make(
       draft, model, gamma=gamma, constrain=constrain
     ),
-    model=kind.drafter.view(draft, model),
     write=functools.partial(_write, student, target, draft, given),
   )
 

@@ -17,14 +17,13 @@ from specdec_jax import (
 )
 from specdec_jax.bench import predict
 from specdec_jax.distill import sections
-from specdec_jax.verify import reject
 
 
 def make(
   judge: sections.Judge,
   target: build.LanguageModel,
   drafter: Callable[[int], types.Drafter],
-  draft: types.Model,  # the drafter's q, which reads weights.draft
+  q: types.Model | None,  # the drafter's, which reads weights.draft
   held_out: Sequence[requests.Item],
   seed: int,
 ) -> Callable[[types.Params], dict[str, Any]]:
@@ -57,11 +56,8 @@ def make(
     alpha_BL, _ = predict.overlap(
       weights,
       request._replace(tokens_BL=text.tokens_BL, limit_B=text.lengths_B),
-      None,
-      target=target.model,
-      draft=draft,
-      rule=reject.RULE,
-      chunk=build.default_options().chunk,
+      loop=engine.loop,
+      q=q,
     )
     alpha_BL, starts_B = hosts.fetch((alpha_BL, request.lengths_B))
     index_BL = np.indices(text.tokens_BL.shape)[1]

@@ -11,9 +11,9 @@ import numpy as np
 
 from specdec_jax import build, forward, hosts, sharding, types
 from specdec_jax.distill import sections, students
-from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import export, sources, tokenizer
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from specdec_jax.train import step as step_lib

@@ -15,9 +15,9 @@ import numpy as np
 
 from specdec_jax import build, hosts, types
 from specdec_jax.distill import sections, students
-from specdec_jax.drafters import draft_file, medusa
+from specdec_jax.drafters import medusa
 from specdec_jax.io import files, sources
-from specdec_jax.io.published import medusa_heads
+from specdec_jax.io.published import draft_file, medusa_heads
 from specdec_jax.models import lm
 from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
@@ -64,7 +64,6 @@ def make(
       'target': target.params,
     },
     drafter=lambda gamma: medusa.make(heads, gamma=gamma),
-    model=medusa.view(heads),
     write=write,
   )
 

@@ -31,9 +31,9 @@ class Student(NamedTuple):
   frozen: Any  # further parameters of the loss
   weights: Callable[[types.Params], types.Params]  # -> weights.draft
   drafter: Callable[[int], types.Drafter]  # by gamma
-  model: types.Model  # its q, which reads weights.draft
   # (folder, params, about) -> the path of the finished draft.
   write: Callable[[pathlib.Path, types.Params, dict[str, Any]], pathlib.Path]
+  model: types.Model | None = None  # of a language model; reads weights.draft
 
 
 def vocabulary(

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from specdec_jax import fields, forward, types
-from specdec_jax.drafters import branch, method
+from specdec_jax.drafters import branch, method, readings
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io import load
-from specdec_jax.io.published import dflash_folder, eagle_folder, readings
+from specdec_jax.io.published import dflash_folder, eagle_folder
 from specdec_jax.models import eagle
 
 
@@ -45,7 +45,7 @@ def for_target(
     chunk=chunk,
     constrain=whole and whole.constrain,
   )
-  return method.Method(drafter, params, view(blocks, target.model))
+  return method.Method(drafter, params)
 
 
 class State(NamedTuple):
@@ -173,45 +173,6 @@ def _propose(
     context, noise, cache, first, stay, logits, gamma=gamma
   )
   return draft, state._replace(cache=cache), target_cache
-
-
-@functools.cache
-def view(blocks: eagle.Blocks, target: types.Model) -> types.Model:
-  """The draft as a model; see method.view.
-
-  At each token it reads a block that begins there.
-  """
-  config, size = blocks.config, blocks.size
-
-  def read(params, tokens_BT, at, features_BTE, own):
-    slots_BT, positions_BT, mask_BTS = at
-    slots = mask_BTS.shape[-1]
-    read = functools.partial(forward.read, params=params, slots=slots + size)
-    features_BTE = features_BTE.astype(config.block.activations)
-    _, _, own = read(
-      eagle.reader(config, target, features_BTE),
-      tokens_BT=tokens_BT,
-      start_B=positions_BT[:, 0],
-      cache=own,
-      keep_BT=slots_BT < slots,
-    )
-
-    def after(t):
-      tokens_BS = _block(blocks, tokens_BT[:, t])
-      hidden_BSH, _, _ = read(
-        eagle.reader(config, target),
-        tokens_BT=tokens_BS,
-        start_B=positions_BT[:, t],
-        cache=own,
-      )
-      return hidden_BSH[:, blocks.first]
-
-    hidden_TBH = jax.lax.map(after, jnp.arange(tokens_BT.shape[1]))
-    return jnp.moveaxis(hidden_TBH, 0, 1), own
-
-  init = lambda rows, slots: eagle.init_cache(config, rows, slots + size)
-  head = lambda params, x: eagle.logits(config, target, params, x).whole()
-  return method.view(target, config.taps, init, read, head)
 
 
 FORM = method.Form(

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, types
-from specdec_jax.drafters import branch, draft_file, method
+from specdec_jax.drafters import branch, method, readings
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load
-from specdec_jax.io.published import eagle_folder, readings
+from specdec_jax.io.published import draft_file, eagle_folder
 from specdec_jax.models import config as model_config
 from specdec_jax.models import eagle, lm
 
@@ -42,15 +42,16 @@ def for_target(
     config, params = method.published(FORM, target, settings, put)
   else:
     config, params = draft_file.eagle_for(source, target, put)
-  drafter = make(
+  of_chains = functools.partial(
+    make,
     config,
     target.model,
-    gamma=gamma,
     chunk=chunk,
     constrain=whole and whole.constrain,
-    **branch.settings_of(settings.tree),
   )
-  return method.Method(drafter, params, view(config, target.model))
+  drafter = of_chains(gamma=gamma, **branch.settings_of(settings.tree))
+  q = of_chains(gamma=1) if drafter.tree else None
+  return method.Method(drafter, params, q)
 
 
 class State(NamedTuple):
@@ -224,30 +225,6 @@ def _catch_up(config, target, gamma: int, params, state: State, context):
     (state.cache, start_B, blank_BD),
   )
   return state._replace(cache=cache, start_B=start_B), hidden_BD
-
-
-@functools.cache
-def view(config: eagle.EagleConfig, target: types.Model) -> types.Model:
-  """The draft as a model; see method.view.
-
-  Its distribution at each position is that of the first draft token of a window
-  that starts there.
-  """
-
-  def init(rows: int, slots: int):
-    kept = rows, slots, config.features
-    cache = eagle.init_cache(config, rows, slots)
-    return cache, jnp.zeros(kept, config.block.activations)
-
-  def read(params, tokens_BT, at, features_BTE, own):
-    cache, kept_BSE = own
-    before_BTE, kept_BSE = method.before(kept_BSE, features_BTE, *at[:2])
-    reader = _reader(config, target, params, before_BTE)
-    hidden_BTD, _, cache = reader.apply(params, tokens_BT, *at, cache)
-    return hidden_BTD, (cache, kept_BSE)
-
-  head = lambda params, x: eagle.logits(config, target, params, x).whole()
-  return method.view(target, config.taps, init, read, head)
 
 
 def _place(source: str | os.PathLike) -> tuple[Any, str]:

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from absl import logging
 
 from specdec_jax import fields, forward, types
-from specdec_jax.drafters import branch, draft_file, method
+from specdec_jax.drafters import branch, method
 from specdec_jax.io import load
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import convert
 
 SECTION = 'draft'

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, forward, types
-from specdec_jax.drafters import branch, method
+from specdec_jax.drafters import branch, method, readings
 from specdec_jax.io import load
-from specdec_jax.io.published import medusa_heads, readings
+from specdec_jax.io.published import medusa_heads
 from specdec_jax.models import weights
 
 
@@ -45,8 +45,9 @@ def for_target(
       f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
       'or less'
     )
-  drafter = make(model, gamma=gamma, **tree)
-  return method.Method(drafter, params, view(model))
+  made = make(model, gamma=gamma, **tree)
+  q = make(model, gamma=1) if made.tree else None
+  return method.Method(made, params, q)
 
 
 def fit(
@@ -169,21 +170,6 @@ def _propose(model, how, weights, state_B1D, context, noise, target_cache):
   read = lambda cache, tokens_BX, x_BXD, start_B, **tree: (x_BXD, cache)
   draft, _ = branch.draft(context, noise, (), first, read, logits, **how)
   return draft, state_B1D, target_cache
-
-
-@functools.cache
-def view(model: Heads) -> types.Model:
-  """Head 0 as a model; see method.view.
-
-  At each token it reads the state of the one before.
-  """
-  init = lambda rows, slots: jnp.zeros((rows, slots, model.width), model.dtype)
-
-  def read(params, tokens_BT, at, states_BTD, kept_BSD):
-    return method.before(kept_BSD, states_BTD, *at[:2])
-
-  head = lambda params, x_BTD: model.logits(params, 0, x_BTD)
-  return method.view(model.target, (model.tap,), init, read, head)
 
 
 FORM = method.Form(

@@ -23,11 +23,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from specdec_jax import fields, forward, sharding, types
-from specdec_jax.drafters import branch
+from specdec_jax import fields, sharding, types
+from specdec_jax.drafters import branch, readings
 from specdec_jax.io import files, load, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.io.published import readings
 
 
 class Method(NamedTuple):
@@ -35,8 +34,8 @@ class Method(NamedTuple):
 
   drafter: its pure functions.
   params: its parameters, weights.draft.
-  q: its distribution as a model with these params, to measure alpha; None for
-    deterministic proposals, or if no such model can be given.
+  q: to measure alpha with, what has these params and the distribution of a
+    window's first draft: a model, or another drafter; None: the drafter itself.
   draft: the io.load.LanguageModel that drafts, None if there is none.
   parts: the methods of a drafter around others.
   costs: of drafters.adaptive: measured costs, {} if they have yet to be
@@ -45,7 +44,7 @@ class Method(NamedTuple):
 
   drafter: types.Drafter
   params: Any = ()
-  q: types.Model | None = None
+  q: types.Model | types.Drafter | None = None
   draft: Any = None
   parts: tuple['Method', ...] = ()
   costs: Mapping[str, Any] | None = None
@@ -107,7 +106,7 @@ class Form(NamedTuple):
 
   name: of the drafter.
   paths: source -> the files of a draft.
-  questions: (source, target) -> what it leaves open; see io.published.readings.
+  questions: (source, target) -> what it leaves open; see drafters.readings.
   fit: (source, target, put, reading) -> (settings, weights.draft); put is the
     sharding of the draft's parameters.
   make: (settings, weights.draft, model of the target) -> a drafter to check it
@@ -152,53 +151,6 @@ def published(
     (form.name, reading, *files.stamp(form.paths(source))),
     lambda: form.fit(source, target, put, reading),
   )
-
-
-def view(
-  target: types.Model,
-  features: tuple[int, ...],
-  init: Callable[..., Any],
-  read: Callable[..., Any],
-  head: Callable[..., Any],
-) -> types.Model:
-  """A draft that reads features as a model, to measure alpha teacher-forced.
-
-  Its parameters are weights.draft, its cache (the target's, its own).
-
-  Args:
-    target, features: whose taps it reads, and which.
-    init: (rows, slots) -> its own cache.
-    read: (params, tokens_BT, (slots_BT, positions_BT, mask_BTS), features_BTE,
-      its own cache) -> (hidden_BTD, its own cache).
-    head: of types.Model.
-  """
-
-  def init_cache(rows: int, slots: int):
-    return target.init_cache(rows, slots), init(rows, slots)
-
-  def apply(
-    params, tokens_BT, slots_BT, positions_BT, mask_BTS, cache, *, taps=()
-  ):
-    del taps
-    theirs, own = cache
-    at = slots_BT, positions_BT, mask_BTS
-    _, tapped, theirs = target.apply(
-      params['target'], tokens_BT, *at, theirs, taps=features
-    )
-    hidden, own = read(params, tokens_BT, at, forward.concat(tapped), own)
-    return hidden, (), (theirs, own)
-
-  return types.Model(apply, head, init_cache, target.vocab, target.context)
-
-
-def before(kept_BSE, features_BTE, slots_BT, positions_BT):
-  """(features of the token before each, those kept by slot with these)."""
-  row_B1 = jnp.arange(len(slots_BT))[:, None]
-  features_BTE = features_BTE.astype(kept_BSE.dtype)
-  kept_BSE = kept_BSE.at[row_B1, slots_BT].set(features_BTE, mode='drop')
-  first_BT1 = (positions_BT == 0)[..., None]
-  before_BTE = kept_BSE[row_B1, jnp.maximum(positions_BT - 1, 0)]
-  return jnp.where(first_BT1, 0, before_BTE), kept_BSE
 
 
 def whole(target: Any) -> sharding.Layout | None:

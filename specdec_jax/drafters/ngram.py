@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import fields, hosts, types
-from specdec_jax.drafters import branch, draft_file, lm, method
+from specdec_jax.drafters import branch, lm, method
 from specdec_jax.io import load
+from specdec_jax.io.published import draft_file
 
 make = functools.partial(lm.make, name='ngram')
 

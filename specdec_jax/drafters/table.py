@@ -17,7 +17,6 @@ from specdec_jax.drafters import (
   adaptive,
   branch,
   dflash,
-  draft_file,
   eagle,
   early_exit,
   hybrid,
@@ -29,7 +28,7 @@ from specdec_jax.drafters import (
 )
 from specdec_jax.io import download, load, own, sources
 from specdec_jax.io.arrays import stored
-from specdec_jax.io.published import eagle_folder, medusa_heads
+from specdec_jax.io.published import draft_file, eagle_folder, medusa_heads
 
 DRAFTERS: dict[str, Any] = {
   'lm': lm,

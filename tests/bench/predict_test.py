@@ -4,7 +4,6 @@ import math
 import types as python_types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,10 +12,10 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
-from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import early_exit, hybrid, lm, lookup
 from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
+from tests.drafters import windows
 
 
 def test_alpha_is_the_mean_overlap():
@@ -32,14 +31,10 @@ def test_alpha_is_the_mean_overlap():
     length=48,
   )
   request.tokens_BL[0, :40] = tokens
+  options = decode.Options(chunk=16)
+  loop = e.loop._replace(rule=lenient.make(0.5), options=options)
   alpha_BL, distance_BL = predict.overlap(
-    e.weights,
-    request,
-    None,
-    target=model,
-    draft=model,
-    rule=lenient.make(0.5),
-    chunk=16,
+    e.weights, request, loop=loop, q=model
   )
   at_1T = np.arange(40)[None]
   mask_BTS = at_1T[..., None] >= at_1T
@@ -341,32 +336,6 @@ def test_means_are_over_the_text(monkeypatch, rule, want):
   assert found == {'x': pytest.approx(want)}
 
 
-def test_alpha_of_a_drafter_without_q_is_known_where_it_is_certain(monkeypatch):
-  model = table_model.make(16)
-  request = requests.make(requests.items([[1, 2]]), requests.Wanted(2), gamma=2)
-  given = dict(
-    group=fake(full=request),
-    q=None,
-    rule=reject.RULE,
-    weights=types.Weights((), ()),
-  )
-  certain = lookup.make(gamma=2)
-
-  def sampled(*args):
-    draft, state, cache = certain.propose(*args)
-    q_BKV = jnp.zeros((*draft.tokens_BK.shape, 16))
-    return draft._replace(q_BKV=q_BKV), state, cache
-
-  known = {'x': pytest.approx((0.3, 0.05))}
-  for drafter, want in (
-    (certain, known),
-    (certain._replace(propose=sampled), {}),
-    (certain._replace(taps=(0,)), {}),
-  ):
-    loop = decode.Loop(model, drafter, reject.RULE)
-    assert alphas(monkeypatch, drafter=drafter, loop=loop, **given) == want
-
-
 def test_walk_proposes_at_every_prefix():
   tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
   request = requests.make(
@@ -374,12 +343,9 @@ def test_walk_proposes_at_every_prefix():
   )
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
-  proposals_BL, _ = parts_lib.propose_along(
-    types.Weights(()),
-    request,
-    jnp.int32(6),
-    loop=decode.Loop(table_model.make(16), drafter, reject.RULE),
-  )
+  loop = decode.Loop(table_model.make(16), drafter, reject.RULE)
+  weights = types.Weights(table_model.table(0, 16))
+  tokens_BL, count_BL, _ = windows.first_drafts(weights, request, loop=loop)
   # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
-  proposed = {i: x for i, x in enumerate(proposals_BL[0].tolist()) if x >= 0}
+  proposed = {i: int(tokens_BL[0, i]) for i in range(11) if count_BL[0, i]}
   assert proposed == {6: 3, 7: 4, 10: 3}

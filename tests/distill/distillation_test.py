@@ -10,8 +10,8 @@ import pytest
 
 from specdec_jax import build, requests, sharding
 from specdec_jax.distill import distillation
-from specdec_jax.drafters import draft_file
 from specdec_jax.io import files
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import convert, lm
 from tests.distill import runs
 from tests.io import tiny

@@ -14,7 +14,7 @@ from specdec_jax.distill import (
   teacher,
   training_prompts,
 )
-from specdec_jax.drafters import draft_file
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import lm
 from tests.distill import runs
 

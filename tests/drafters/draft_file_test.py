@@ -11,9 +11,9 @@ import safetensors.numpy
 
 from specdec_jax import api, build, sharding
 from specdec_jax.distill import lm_student
-from specdec_jax.drafters import draft_file
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load, tokenizer
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from tests import fakes

@@ -146,29 +146,6 @@ def test_every_draft_is_what_training_makes_of_the_same_tokens(world):
     assert any(2 in text for text in texts)
 
 
-def test_the_view_is_the_first_draft_of_a_window_at_every_index(world):
-  (c, target, weights), texts, seen = world
-  with jax.enable_x64(True):
-    view = eagle_drafter.view(c, target)
-    tokens_BL = jnp.asarray(fakes.pad(texts, L))
-
-    @jax.jit
-    def read(weights, tokens_BL):
-      cache, logits = view.init_cache(B, L), []
-      for start, end in ((0, 11), (11, L)):
-        start_B = jnp.full(B, start, jnp.int32)
-        part_BT = tokens_BL[:, start:end]
-        hidden, _, cache = forward.read(
-          view, weights, part_BT, start_B, cache, slots=L
-        )
-        logits.append(view.head(weights, hidden))
-      return jax.nn.softmax(jnp.concatenate(logits, 1))
-
-    q_BLV = read(weights.draft, tokens_BL)
-    for b, n, _, q_KV, _ in seen:
-      assert_same(q_KV[0], q_BLV[b, n - 1], b)
-
-
 def certified(dtype: str):
   """What decoding takes: target, drafter, rule, weights, a request."""
   world = base.transformers(13, dtype=dtype)

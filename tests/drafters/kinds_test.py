@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, requests, sharding
-from specdec_jax.drafters import adaptive, draft_file, hybrid
+from specdec_jax.drafters import adaptive, hybrid
 from specdec_jax.drafters import eagle as eagle_drafter
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import eagle
 from tests import fakes
 from tests.drafters import dflash_test, medusa_test

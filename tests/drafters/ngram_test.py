@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, sharding
-from specdec_jax.drafters import draft_file, ngram
+from specdec_jax.drafters import ngram
+from specdec_jax.io.published import draft_file
 from tests import programs
 
 V = 7

@@ -15,9 +15,9 @@ import optax
 import pytest
 import safetensors.numpy
 
-from specdec_jax.drafters import dflash, medusa
+from specdec_jax.drafters import dflash, medusa, readings
 from specdec_jax.io import load
-from specdec_jax.io.published import dflash_folder, medusa_heads, readings
+from specdec_jax.io.published import dflash_folder, medusa_heads
 from tests.drafters import dflash_test
 from tests.io import readings_test, tiny
 
@@ -29,10 +29,8 @@ DRAFTERS = {'medusa': medusa, 'dflash': dflash}
 
 def text(given, taps):
   """(tokens [B, L], features [B, L, E], starts of windows [B, T])."""
-  tokens_BL, begin_B = readings.own_text(given)
-  features_BLE = readings._features(given.model, taps, given.params, tokens_BL)
-  starts_BT = begin_B[:, None] + np.arange(readings.BEGUN)[None]
-  return tokens_BL, features_BLE, starts_BT
+  *read, begin_B = readings_test.text(given, taps)
+  return *read, begin_B[:, None] + np.arange(readings.BEGUN)[None]
 
 
 def ahead(tokens_BL, starts_BT, k):

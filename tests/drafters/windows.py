@@ -1,9 +1,13 @@
 """What a drafter proposes in the windows of a few texts."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import debug, decode
-from specdec_jax.verify import coupled
+from specdec_jax import along, debug, decode
+from specdec_jax.verify import chain, coupled
 from tests import fakes
 
 
@@ -32,6 +36,18 @@ def proposals(target, drafter, weights, request):
     for b in np.flatnonzero(live_B):
       seen.append((b, lengths_B[b], *(x[b] for x in found)))
   return decode.Output(state.tokens_BL, state.lengths_B, info), seen
+
+
+@functools.partial(jax.jit, static_argnames='loop')
+def first_drafts(weights, text, *, loop):
+  """(tokens_BL, count_BL, q_BLV) of the first drafts along a text."""
+
+  def first(_, draft):
+    blank_BV = jnp.zeros((len(draft.count_B), loop.target.vocab))
+    q_BV = chain.q_row(draft, jnp.zeros_like(draft.count_B), blank_BV)
+    return draft.tokens_BK[:, 0], draft.count_B, q_BV
+
+  return along.score(loop, weights, text, first, lambda _, found: found)
 
 
 def warmed(q, temperature: float) -> np.ndarray:

@@ -13,8 +13,9 @@ from specdec_jax import build, forward, requests, sampling, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
 from specdec_jax.certify import table_model
-from specdec_jax.drafters import draft_file, early_exit, ngram
+from specdec_jax.drafters import early_exit, ngram
 from specdec_jax.io import tokenizer
+from specdec_jax.io.published import draft_file
 from specdec_jax.models import lm
 from tests import fakes
 

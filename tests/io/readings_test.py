@@ -17,11 +17,12 @@ import optax
 import pytest
 import safetensors.numpy
 
+from specdec_jax import forward
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.drafters import method
+from specdec_jax.drafters import method, readings
 from specdec_jax.io import load
-from specdec_jax.io.published import eagle_folder, readings
+from specdec_jax.io.published import eagle_folder
 from specdec_jax.models import eagle, lm
 from tests import programs
 from tests.io import tiny
@@ -134,10 +135,21 @@ def trained(kind, seed):
   return found | ({'lm_head.weight': flat['head'].T} if 'head' in flat else {})
 
 
+def text(given, taps):
+  """(tokens [B, L], features [B, L, E], lengths of the prompts [B])."""
+  found = readings.own_text(given)
+  (B, L), read = found.tokens_BL.shape, (given.model, given.params)
+  cache = given.model.init_cache(B, L)
+  _, features_BLE = forward.prefill(
+    *read, found.tokens_BL, jnp.full(B, L), cache, chunk=L, taps=taps
+  )
+  return np.asarray(found.tokens_BL), features_BLE, found.lengths_B
+
+
 def fitted(config, given, flat, rate):
   """Trained for all drafts in the target's own text."""
-  model, (tokens_BL, begin_B) = given.model, readings.own_text(given)
-  features_BLE = readings._features(model, config.taps, given.params, tokens_BL)
+  model = given.model
+  tokens_BL, features_BLE, begin_B = text(given, config.taps)
   embedded_BLD = model.embed(given.params, tokens_BL, 0 * tokens_BL)
   from_BL = np.arange(tokens_BL.shape[1])[None] - begin_B[:, None] + 1
   counted_BL = (from_BL >= 0) & (from_BL < readings.BEGUN + 2)

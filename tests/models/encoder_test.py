@@ -19,7 +19,7 @@ from specdec_jax import (
   types,
 )
 from specdec_jax.chips import hlo
-from specdec_jax.costs import parts, scripted
+from specdec_jax.costs import scripted
 from specdec_jax.drafters import eagle, early_exit, hybrid
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import hf, load, names
@@ -27,6 +27,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
 from tests import fakes, loops
+from tests.drafters import windows
 from tests.io import tiny
 
 V, L, NEW = 31, 24, 16
@@ -136,19 +137,17 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
 
 
 @pytest.mark.more
-def test_drafting_that_is_timed_alone_reads_the_source():
-  """Early exit proposes along a text what its layers predict there."""
+def test_a_walk_along_a_text_reads_the_source():
+  """Early exit proposes what its layers predict there."""
   config = config_of(depth=3).running(dtype='float32')
   model, params = lm.make(config), wild(config, 0)
   request = request_of()
   text_BL = fakes.pad(plain_text(config, params, request), L)
-  proposed_BL, _ = parts.propose_along(
+  drafter = early_exit.make(model, gamma=2, exit=2)
+  proposed_BL, *_ = windows.first_drafts(
     types.Weights(params),
     request._replace(tokens_BL=text_BL),
-    jnp.int32(NEW),
-    loop=decode.Loop(
-      model, early_exit.make(model, gamma=2, exit=2), reject.RULE
-    ),
+    loop=decode.Loop(model, drafter, reject.RULE),
   )
   view = early_exit.view(model, 2)
   hidden_BLD = forward.hidden(view, params, text_BL, request.source)

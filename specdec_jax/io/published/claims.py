@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specdec_jax.io.published import readings
-
 Arrays = dict[str, np.ndarray]
+# How a draft is read: for each question that its format leaves open an answer,
+# or '', which is what its folder claims.
+Reading = tuple[str, ...]
 
 
 class Claim(NamedTuple):
@@ -65,7 +66,7 @@ def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
 
 
 def read_as(
-  claim: Claim, arrays: Arrays, depth: int, reading: readings.Reading
+  claim: Claim, arrays: Arrays, depth: int, reading: Reading
 ) -> tuple[Claim, Arrays]:
   """The claim and the arrays under these answers; (): as they are."""
   for changes, answer in zip(questions(claim, depth), reading, strict=False):

@@ -12,7 +12,7 @@ import jax
 
 from specdec_jax import types
 from specdec_jax.io import files, load
-from specdec_jax.io.published import claims, eagle_folder, readings
+from specdec_jax.io.published import claims, eagle_folder
 from specdec_jax.models import eagle
 
 FORM = 'a folder or hf:org/name with a DFlash draft'
@@ -23,7 +23,7 @@ def fit(
   source: str | os.PathLike,
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
-  reading: readings.Reading = (),
+  reading: claims.Reading = (),
 ) -> tuple[eagle.Blocks, types.Params]:
   """(settings, weights.draft) of a draft for this target.
 
@@ -48,7 +48,7 @@ def find(source: str | os.PathLike) -> pathlib.Path:
 def questions(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[tuple[str, ...], ...]:
-  """What a folder leaves open, as io.published.readings has it."""
+  """What a folder leaves open, as drafters.readings has it."""
   where, folder = f'dflash {source}', find(source)
   return eagle_folder.questions(folder, where, target, _claim)
 

@@ -3,7 +3,7 @@
 EAGLE-1 and 2, which differ in how they are decoded; and EAGLE-3 in the forms of
 its authors, SpecForge and AngelSlim, of speculators and of DeepSpec, with what
 EAGLE-3.1 adds. And the MTP module inside a MiMo, which drafts as EAGLE does. A
-folder says what it claims to be; io.published.readings measures whether it is.
+folder says what it claims to be; drafters.readings measures whether it is.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from specdec_jax import hosts, types
 from specdec_jax.io import download, files, hf, load, names
 from specdec_jax.io.arrays import stored
 from specdec_jax.io.config_json import families
-from specdec_jax.io.published import claims, readings
+from specdec_jax.io.published import claims
 from specdec_jax.io.quantised import rounded
 from specdec_jax.models import convert, eagle, lm
 
@@ -57,7 +57,7 @@ def fit(
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
   form: Form | None = None,
-  reading: readings.Reading = (),
+  reading: claims.Reading = (),
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """(config, weights.draft) of a published draft for this target.
 
@@ -128,7 +128,7 @@ def _claimed(
   where: str,
   target: load.LanguageModel,
   form: Form | None = None,
-  reading: readings.Reading = (),
+  reading: claims.Reading = (),
 ) -> tuple[claims.Claim, Arrays]:
   raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
   depth = target.config.depth
@@ -139,7 +139,7 @@ def _claimed(
 def questions(
   folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
 ) -> tuple[tuple[str, ...], ...]:
-  """What a folder leaves open, as io.published.readings has it."""
+  """What a folder leaves open, as drafters.readings has it."""
   claim, _ = _claimed(folder, where, target, form)
   return tuple(tuple(x) for x in claims.questions(claim, target.config.depth))
 

@@ -20,13 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from specdec_jax import forward, hosts, types
+from specdec_jax import along, decode, hosts, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.io import files, load
+from specdec_jax.io.published.claims import Reading
+from specdec_jax.verify import reject
 
-# How a draft is read: for each question that its format leaves open an answer,
-# or '', which is what its folder claims.
-Reading = tuple[str, ...]
 PROMPTS = (
   'Explain how tides work.',
   'Write a short story about a lighthouse.',
@@ -105,24 +104,21 @@ def _measured(target, questions, make) -> Result:
   claimed = ('',) * len(questions)
   # A draft of another target is refused here, before anything is compiled.
   made: dict[Reading, Any] = {claimed: make(claimed)}
-  tokens_BL, begin_B = own_text(target)
-  at_BT = begin_B[:, None] + np.arange(BEGUN)[None]
-  answers_BT = np.take_along_axis(tokens_BL, at_BT, 1)
+  text = own_text(target)
+  answers_BT = begun(*hosts.fetch((text, text.tokens_BL)))
   most = np.unique(answers_BT, return_counts=True)[1].max()
   unigram = float(most / answers_BT.size)
-  features = functools.cache(
-    lambda taps: _features(target.model, taps, target.params, tokens_BL)
-  )
-
   tried: dict[Reading, np.ndarray] = {}
 
   def hits(reading: Reading) -> np.ndarray:
     """[X, K]: whether each draft of each window is the text's token."""
     if reading not in tried:
       drafter, params = made.pop(reading, None) or make(reading)
-      args = types.Weights(target.params, params), tokens_BL, begin_B
-      hits_TBK = _agrees(drafter, *args, features(drafter.taps))
-      tried[reading] = hosts.fetch(hits_TBK).reshape(-1, drafter.gamma)
+      loop = decode.Loop(target.model, drafter, reject.RULE)
+      weights = types.Weights(target.params, params)
+      hits_BLK = _hits(weights, text, loop=loop)
+      found = begun(*hosts.fetch((text, hits_BLK)))
+      tried[reading] = found.reshape(-1, drafter.gamma)
     return tried[reading]
 
   best = _best(questions, hits, unigram)
@@ -200,95 +196,58 @@ def judge(
 # --- the text, and a draft in it ---------------------------------------------
 
 
-def own_text(target: load.LanguageModel) -> tuple[np.ndarray, np.ndarray]:
-  """(prompts and the target's own greedy answers [B, L], where those begin).
+def own_text(target: load.LanguageModel) -> decode.Request:
+  """The prompts with the target's own greedy answers, as on its devices.
 
   BEGUN * len(PROMPTS) tokens are compared.
   """
-  encode, layout = target.tokenizer.encode, target.layout
-  if target.tokenizer.chat_template:
-    encode = lambda words: target.tokenizer.encode_chat(
-      [{'role': 'user', 'content': words}]
-    )
+  tokenizer = target.tokenizer
+  chat = bool(tokenizer.chat_template)
   # As many rows as a mesh divides.
-  data = layout.mesh.shape['data'] if layout else 1
-  count = -(-len(PROMPTS) // data) * data
-  prompts = [encode(PROMPTS[i % len(PROMPTS)]) for i in range(count)]
-  begin_B = np.array([len(x) for x in prompts], np.int32)
-  new = BEGUN + DRAFTS - 1
-  tokens_BL = np.zeros((count, begin_B.max() + new), np.int32)
-  for row, prompt in zip(tokens_BL, prompts, strict=True):
-    row[: len(prompt)] = prompt
-  made_BL = _answered(target.model, new, target.params, tokens_BL, begin_B)
-  return hosts.fetch(made_BL), begin_B
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _answered(model: types.Model, new: int, params, tokens_BL, begin_B):
-  """The prompts with `new` greedy tokens behind each."""
-  B, L = tokens_BL.shape
-  cache = forward.open_cache(model, params, B, L)
-  cache, _ = forward.prefill(
-    model, params, tokens_BL, begin_B - 1, cache, chunk=L
+  count = requests.rows_on(target.layout, len(PROMPTS))
+  some = itertools.islice(itertools.cycle(PROMPTS), count)
+  prompts = [requests.encode(tokenizer, words, chat=chat) for words in some]
+  wanted = requests.Wanted(BEGUN + DRAFTS - 1)
+  request = requests.make(requests.items(prompts), wanted)
+  request = requests.place(request, target.layout)
+  plain = decode.programs(target.model, decode.PLAIN, reject.RULE)
+  made = plain.generate(types.Weights(target.params), request)
+  return request._replace(
+    tokens_BL=made.tokens_BL,
+    limit_B=request.lengths_B + BEGUN,
+    sampling=sampling_lib.settings(count, 1.0),
+    gamma_B=np.full(count, DRAFTS, np.int32),
   )
 
-  def step(carry, i):
-    tokens_BL, cache = carry
-    at_B = begin_B - 1 + i
-    last_B1 = jnp.take_along_axis(tokens_BL, at_B[:, None], 1)
-    hidden, _, cache = forward.read(
-      model, params, last_B1, at_B, cache, slots=L
-    )
-    next_B = jnp.argmax(model.head(params, hidden[:, 0]), -1)
-    at = jnp.arange(B), at_B + 1
-    return (tokens_BL.at[at].set(next_B.astype(jnp.int32)), cache), None
 
-  return jax.lax.scan(step, (tokens_BL, cache), jnp.arange(new))[0][0]
+def begun(request: decode.Request, x_BLX) -> np.ndarray:
+  """Of numbers about a text, those where a window begins: [B, BEGUN, ...]."""
+  at_BT = np.asarray(request.lengths_B)[:, None] + np.arange(BEGUN)[None]
+  return np.asarray(x_BLX)[np.arange(len(at_BT))[:, None], at_BT]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _features(model: types.Model, taps: tuple[int, ...], params, tokens_BL):
-  """The taps of a text, [B, L, E]."""
-  B, L = tokens_BL.shape
-  cache, start_B = model.init_cache(B, L), jnp.zeros(B, jnp.int32)
-  read = forward.read(
-    model, params, tokens_BL, start_B, cache, slots=L, taps=taps
-  )
-  return forward.concat(read[1])
+@functools.partial(jax.jit, static_argnames='loop')
+def _hits(weights, request: decode.Request, *, loop: decode.Loop):
+  """Whether a drafter's first choices are the text's tokens: [B, L, K].
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def _agrees(drafter, weights, tokens_BL, begin_B, features_BLE):
-  """Whether a drafter's first choice is the text's token: [T, B, K].
-
-  Each of T windows begins one token after the last. What is drawn in it is the
-  text's token too.
+  In a window at each token; what is drawn in it is the text's token too.
   """
-  B, K = len(begin_B), drafter.gamma
+  gamma = loop.drafter.gamma
 
-  def context(lengths_B) -> types.Context:
-    sampling = sampling_lib.settings(B, 1.0)
-    live_B, gamma_B = jnp.ones(B, bool), jnp.full(B, K, jnp.int32)
-    return types.Context(tokens_BL, lengths_B, live_B, sampling, gamma_B)
+  def ahead(lengths_B):
+    at_BK = lengths_B[:, None] + jnp.arange(gamma)[None]
+    return jnp.take_along_axis(request.tokens_BL, at_BK, 1, mode='clip')
 
-  def window(state, lengths_B):
-    at_BN = lengths_B[:, None] + jnp.arange(-1, K)[None]
-    true_BK = jnp.take_along_axis(tokens_BL, at_BN[:, 1:], 1)
-    noise = types.Noise(
-      jnp.zeros((B, K)),
-      lambda offset, q_BV: true_BK[:, offset],
-      lambda offset_B, weights_BV: jnp.zeros(B, jnp.int32),
+  def noise(seed_B, request_B, lengths_B, *_, **__) -> types.Noise:
+    true_BK = ahead(lengths_B)
+    none_BK = jnp.zeros(true_BK.shape)
+    return types.Noise(
+      none_BK, lambda offset, q_BV: true_BK[:, offset], lambda *_: true_BK[:, 0]
     )
-    draft, state, _ = drafter.propose(
-      weights, state, context(lengths_B), noise, None
-    )
-    one_B = jnp.ones(B, jnp.int32)
-    outcome = types.Outcome(one_B, one_B, one_B)
-    features_BNE = jnp.take_along_axis(features_BLE, at_BN[..., None], 1)
-    after = context(lengths_B + 1)
-    state = drafter.commit(state, after, outcome, features_BNE)
-    return state, jnp.argmax(draft.q_BKV, -1) == true_BK
 
-  state = drafter.init(weights, context(begin_B), features_BLE)
-  starts_TB = begin_B[None] + jnp.arange(BEGUN)[:, None]
-  return jax.lax.scan(window, state, starts_TB)[1]
+  def seen(context, draft):
+    return jnp.argmax(draft.q_BKV, -1) == ahead(context.lengths_B)
+
+  told = lambda hidden_BTD, hits_BTK: [hits_BTK]
+  loop = loop._replace(noise=noise)
+  return along.score(loop, weights, request, seen, told)[0]

@@ -27,7 +27,7 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 
 _FORMAT = 'specdec_jax {} 1'
-ZOO = pathlib.Path(__file__).parents[1] / 'zoo'
+ZOO = pathlib.Path(__file__).parents[2] / 'zoo'
 
 
 # Kinds of files, by the drafter; where they come from, for error messages.
