@@ -313,7 +313,6 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
   draft = draft._replace(
     tokens_BK=draft.tokens_BK[:, :width],
     q_BKV=cut(draft.q_BKV, width),
-    residual_BND=cut(draft.residual_BND, width + 1),
     parents_BK=cut(draft.parents_BK, width),
     proposed_BK=cut(draft.proposed_BK, width),
   )
@@ -330,7 +329,7 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     keep_BT=context.live_B[:, None],
     taps=drafter.taps,
     layers=(drafter.exit, None),
-    residual_BTD=draft.residual_BND,
+    residual_BTD=cut(draft.marks.get('residual_BND'), width + 1),
     tree=shape,
   )
   logits_BNV = target.head(weights.target, hidden_BND)

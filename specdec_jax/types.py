@@ -143,29 +143,27 @@ class Draft(NamedTuple):
   count_B: how many of the K tokens are proposed; 0 is allowed. Whether a token
     is proposed may depend on the tokens before it, never on the token itself:
     leaving out unlikely tokens would change q.
-  residual_BND: the residual stream after the target's first layers, from a
-    drafter that ran them over the window's N tokens (Drafter.exit).
-  sourced_B: rows whose drafts were found in Context.source; None: in none.
   parents_BK: of a tree, the node before each node, which has a smaller index;
     -1 the last committed token. Rows may differ. None is a chain.
   proposed_BK: of a tree, which of its first count_B nodes are proposed, with
     all before them on their paths; None: all. How many children a node has may
     depend on all that was drawn before them, never on themselves; and nothing
     that was drawn is left out, but for what is past the count.
-  second_B: of a drafter around two, rows that the second one drafted for.
-  worth_BK: of a tree of the likeliest nodes, the draft's probability of each
-    one's path, descending; None of any other.
+  marks: arrays that only some drafters add, by name:
+    residual_BND: of early_exit, the residual stream after the target's first
+      layers, which it ran over the window's N tokens (Drafter.exit).
+    sourced_B: of lookup, rows whose drafts were found in Context.source.
+    second_B: of hybrid, rows drafted by its second drafter.
+    worth_BK: of a tree of the likeliest nodes, the draft's probability of each
+      one's path, descending.
   """
 
   tokens_BK: Array
   q_BKV: Array | None
   count_B: Array
-  residual_BND: Array | None = None
-  sourced_B: Array | None = None
   parents_BK: Array | None = None
   proposed_BK: Array | None = None
-  second_B: Array | None = None
-  worth_BK: Array | None = None
+  marks: dict[str, Array] = {}
 
 
 class Verdict(NamedTuple):
@@ -293,7 +291,8 @@ class Drafter(NamedTuple):
   taps: the residual streams of the target (Model.apply) that, concatenated
     along the last axis, are the features.
   exit: how many of the target's layers propose has run over the window, in the
-    target's own cache; verification starts after them, from Draft.residual_BND.
+    target's own cache; verification starts after them, from residual_BND of
+    Draft.marks.
   tree: of windows that are trees, the nodes that are drafted of each level,
     gamma in all; or more, of which the likeliest are proposed.
   """

@@ -13,6 +13,7 @@ from tests.drafters import windows
 
 MORE = pytest.mark.more
 V, GAMMA = 11, 3
+OTHERS = 'self', 'lm', 'medusa', 'dflash', 'ngram', 'early_exit', base.TREE
 OPTIONS = decode.Options(chunk=8)  # texts have more than one
 asked = functools.partial(
   windows.asked, [21, 12, 20, 2], [1.0, 0.7, 0.0, 1.0], vocab=V, length=48
@@ -28,16 +29,7 @@ def made(name):
 
 
 @pytest.mark.parametrize(
-  'name',
-  [
-    'eagle',
-    'lookup',
-    'self',
-    *(
-      pytest.param(x, marks=MORE)
-      for x in ('lm', 'medusa', 'dflash', 'ngram', 'early_exit', base.TREE)
-    ),
-  ],
+  'name', ['eagle', *(pytest.param(x, marks=MORE) for x in OTHERS)]
 )
 def test_first_drafts_along_a_text_are_those_of_its_windows(name, x64):
   target, drafter, weights, _ = made(name)
@@ -47,11 +39,10 @@ def test_first_drafts_along_a_text_are_those_of_its_windows(name, x64):
   loop = decode.Loop(target, drafter, reject.RULE, OPTIONS)
   *_, q_BLV = map(np.asarray, windows.first_drafts(weights, text, loop=loop))
   compared = 0
-  for b, n, tokens_K, q_KV, count in windows_seen:
-    q_V = np.eye(V)[tokens_K[0]] if q_KV.ndim == 0 else q_KV[0]
+  for b, n, _, q_KV, count in windows_seen:
     if name == 'ngram' and not count:  # it stops where nothing is likely
       continue
-    np.testing.assert_allclose(q_BLV[b, n], (count > 0) * q_V, atol=1e-12)
+    np.testing.assert_allclose(q_BLV[b, n], (count > 0) * q_KV[0], atol=1e-12)
     compared += 1
   assert compared > 9
 
@@ -72,4 +63,5 @@ def test_alpha_by_a_walk_is_that_of_a_parallel_pass(x64):
     at_1L < out.lengths_B[:, None]
   )
   np.testing.assert_allclose(one[:, text_BL], two[:, text_BL], atol=1e-6)
-  assert 0.1 < one[0][text_BL].mean() < 0.9 and one[1][text_BL].mean() > 0.01
+  alpha, distance = one[:, text_BL].mean(1)
+  assert 0.1 < alpha < 0.9 and distance > 1e-3

@@ -213,14 +213,15 @@ def _propose(drafter, weights, state, context, noise, target_cache):
   draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
   count_B = jnp.minimum(draft.count_B, most_B)
   found = context._replace(gamma_B=count_B)
-  pays_B = best(found, verify_BN, greedy_B, draft.worth_BK)
-  known = draft.worth_BK is not None
+  worth_BK = draft.marks.get('worth_BK')
+  pays_B = best(found, verify_BN, greedy_B, worth_BK)
+  known = worth_BK is not None
   count_B = jnp.where(greedy_B | known, pays_B, count_B)
   # A lookup that finds nothing learns nothing.
   asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
   state = state._replace(inner=inner, asked_B=asked_B)
   if known:
-    state = _hoping(state, draft.worth_BK, most_B > 0, count_B)
+    state = _hoping(state, worth_BK, most_B > 0, count_B)
   return draft._replace(count_B=count_B), state, target_cache
 
 

@@ -381,5 +381,6 @@ def _best(whole: Level, count: int) -> tuple[Level, dict[str, Array]]:
   ok_BK = worth_BK > 0
   # Those that are not proposed may have no parent here.
   parents_BK = jnp.where(ok_BK, parents_BK, -1)
-  shape = dict(parents_BK=parents_BK, proposed_BK=ok_BK, worth_BK=worth_BK)
+  shape = dict(parents_BK=parents_BK, proposed_BK=ok_BK)
+  shape |= dict(marks={'worth_BK': worth_BK})
   return best, shape

@@ -106,7 +106,7 @@ def _propose(model, gamma, exit, weights, state, context, noise, cache):
   tokens_BN = jnp.concatenate([last_B1, draft.tokens_BK], 1)
   last_B1 = jax.lax.dynamic_slice_in_dim(tokens_BN, most, 1, 1)
   _, (cache, residual_BND) = read(memory, last_B1, None, start_B + most)
-  return draft._replace(residual_BND=residual_BND), state, cache
+  return draft._replace(marks={'residual_BND': residual_BND}), state, cache
 
 
 @functools.lru_cache(maxsize=64)

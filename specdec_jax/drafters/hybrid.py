@@ -112,12 +112,14 @@ def _propose(first, second, weights, state, context, noise, target_cache):
     two, state.second, rest, noise, target_cache
   )
   tokens_BK = jnp.where(first_B[:, None], draft.tokens_BK, other.tokens_BK)
+  marks = {'second_B': ~first_B & (other.count_B > 0)}
+  if 'sourced_B' in draft.marks:
+    marks['sourced_B'] = draft.marks['sourced_B'] & first_B
   both = types.Draft(
     tokens_BK,
     _certain(other.q_BKV, tokens_BK, first_B & context.live_B),
     jnp.where(first_B, count_B, other.count_B),
-    sourced_B=None if draft.sourced_B is None else draft.sourced_B & first_B,
-    second_B=~first_B & (other.count_B > 0),
+    marks=marks,
     **_joined(other, first_B),
   )
   return both, State(mine, theirs, first_B), target_cache

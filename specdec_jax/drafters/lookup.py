@@ -108,5 +108,5 @@ def _propose(
   if context.source is not None:
     sourced_B = start_B1[:, 0] < context.source.tokens_BI.shape[1]
     count_B = jnp.where(sourced_B, jnp.minimum(count_B, left_B1[:, 0]), count_B)
-    draft = draft._replace(count_B=count_B, sourced_B=sourced_B)
+    draft = draft._replace(count_B=count_B, marks={'sourced_B': sourced_B})
   return draft, state, target_cache

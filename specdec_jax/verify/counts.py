@@ -11,9 +11,9 @@ def add_width(info, draft, live_B, width) -> types.Info:
   """Adds one window by the number of drafts that it had room for."""
   one = lambda old_BN, rows_B: old_BN.at[:, width].add(rows_B)
   info = info._replace(widths_BN=one(info.widths_BN, live_B))
-  if draft.second_B is None:
+  if 'second_B' not in draft.marks:
     return info
-  second_B = live_B & jnp.any(live_B & draft.second_B)
+  second_B = live_B & jnp.any(live_B & draft.marks['second_B'])
   return info._replace(second_BN=one(info.second_BN, second_B))
 
 
@@ -40,9 +40,11 @@ def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
   last = jnp.where(most_B == 0, types.PLAIN, last)
   drafted_BN = index_1N < tried.accepted_B[:, None]
   origin_BN = jnp.where(drafted_BN, types.DRAFTED, last[:, None])
-  if draft.sourced_B is not None:
+  if 'sourced_B' in draft.marks:
     counts_B2 = jnp.stack([most_B, kept_B], 1, dtype=jnp.int32)
-    found_B2 = add(info.sourced_B2, draft.sourced_B[:, None] * counts_B2)
+    found_B2 = add(
+      info.sourced_B2, draft.marks['sourced_B'][:, None] * counts_B2
+    )
     info = info._replace(sourced_B2=found_B2)
   if info.places_BKK is not None and tree.is_one(draft):
     # Nothing is kept of a row that is not live.

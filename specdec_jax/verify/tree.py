@@ -178,7 +178,7 @@ def places(draft: types.Draft, path_BK: Array) -> Array:
   """
   K = path_BK.shape[1]
   place_BK = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), path_BK.shape)
-  if draft.worth_BK is None:
+  if 'worth_BK' not in draft.marks:
     depth_BK = shape(draft.parents_BK).depth_BN[:, 1:]
     level_BKK = depth_BK[:, :, None] == depth_BK[:, None]
     place_BK = jnp.sum(jnp.tril(level_BKK, -1), -1, dtype=jnp.int32)

@@ -140,7 +140,7 @@ def of_worth(drafting):
     asked.append(context.gamma_B.tolist())
     draft, *more = right.propose(weights, state, context, *rest)
     worth_BK = jnp.tile(jnp.array(WORTH), (3, 1))
-    return draft._replace(worth_BK=worth_BK), *more
+    return draft._replace(marks={'worth_BK': worth_BK}), *more
 
   drafter = adaptive.make(right._replace(tree=(K, 1), propose=propose))
   own = adaptive.Params(script(3), adaptive.Costs(VERIFY, jnp.array(drafting)))
@@ -266,9 +266,9 @@ def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
   state = drafter.init(weights, context, None)
   draft, state, _ = drafter.propose(weights, state, context, noise, ())
   assert state.first_B.tolist() == [True, False, True]
-  assert draft.sourced_B.tolist() == [False, False, True]
+  assert draft.marks['sourced_B'].tolist() == [False, False, True]
   assert draft.count_B.tolist() == [K, K, K]
-  assert draft.second_B.tolist() == [False, True, False]
+  assert draft.marks['second_B'].tolist() == [False, True, False]
   assert draft.tokens_BK[0].tolist() == [7, 8, 9, 5]
   top_BK = np.take_along_axis(
     np.array(draft.q_BKV), np.array(draft.tokens_BK)[..., None], -1

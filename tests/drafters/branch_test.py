@@ -409,7 +409,7 @@ def test_the_likeliest_nodes_are_proposed_whatever_the_temperature():
     wanted = sorted(worth, key=worth.__getitem__, reverse=True)[:8]
     assert paths(draft, row) == wanted
     found = [worth[x] for x in wanted]
-    np.testing.assert_allclose(draft.worth_BK[row], found, rtol=1e-5)
+    np.testing.assert_allclose(draft.marks['worth_BK'][row], found, rtol=1e-5)
   _, read, _ = found_best(8, jnp.ones(6, jnp.int32), levels=(7, 49, 343))
   assert read == []
   # Fewer are the first of more.

@@ -105,7 +105,7 @@ def test_the_residual_is_what_the_layers_make_in_one_pass(x64, scan):
   q_BLV = jax.nn.softmax(logits_BLV)
   close = functools.partial(np.testing.assert_allclose, atol=1e-12)
   for b, n in enumerate(state.lengths_B):
-    close(draft.residual_BND[b], hidden_BLD[b, n - 1 : n + GAMMA])
+    close(draft.marks['residual_BND'][b], hidden_BLD[b, n - 1 : n + GAMMA])
     close(draft.q_BKV[b], q_BLV[b, n - 1 : n - 1 + GAMMA])
   # Its keys are in the target's cache, and nothing else was written there.
   for old_D, new_D in zip(by_layer(state.cache), by_layer(cache), strict=True):

@@ -41,7 +41,7 @@ def propose(drafter, texts, length, fill=1, source=None):
   draft, _, _ = drafter.propose(None, (), context, None, None)
   assert draft.q_BKV is None
   none_B = np.zeros(B, bool)
-  sourced_B = none_B if source is None else draft.sourced_B
+  sourced_B = none_B if source is None else draft.marks['sourced_B']
   rows = map(np.asarray, (draft.tokens_BK, draft.count_B, sourced_B))
   return [
     (row[:n].tolist(), n > 0 and x) for row, n, x in zip(*rows, strict=True)

@@ -114,7 +114,7 @@ def test_places_of_a_path_in_the_levels(path, places):
   none = jnp.zeros((2, 0), jnp.int32)
   assert tree.places(draft._replace(parents_BK=none), none).shape == (2, 0)
   # Of the likeliest nodes what counts is the node itself.
-  found = tree.places(draft._replace(worth_BK=none), path_BK)
+  found = tree.places(draft._replace(marks={'worth_BK': none}), path_BK)
   assert found[0, : len(path)].tolist() == path
 
 
