@@ -200,8 +200,7 @@ def record(
 
   Args:
     plain: a build.Engine that decodes at gamma 0.
-    engines: one or more, of the same target, whose drafters have a
-      distribution q. That of an eagle is of a window's first draft only.
+    engines: one or more, of the same target, whose q is a model.
     plan: prompts, sampling settings and sizes.
     rules: lossy ones, for Text.rules.
 
@@ -213,7 +212,7 @@ def record(
   """
   for engine in engines:
     name = engine.drafter.name
-    assert engine.q is not None, f'{name} proposes without a distribution'
+    assert isinstance(engine.q, types.Model), f'{name} is read by no model'
   items = plan.test + plan.calibration
   arm = plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)
   found: list[list[Text]] = [[] for _ in engines]
