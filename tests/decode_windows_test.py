@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, types
+from specdec_jax import decode, sampling, types
 from specdec_jax.costs import scripted
 from specdec_jax.models import lm
 from specdec_jax.verify import reject
@@ -291,3 +291,39 @@ def test_a_window_is_as_wide_as_its_proposals_need(widths, wanted):
   assert out.tokens_BL[0, 2:8].tolist() == wanted
   counts = np.bincount(wanted, minlength=GAMMA + 1)
   assert out.info.widths_BN.tolist() == [counts.tolist()]
+
+
+def test_plain_decoding_is_a_loop_over_single_draws(x64):
+  """The oracle of everything else, itself against ten lines of Python."""
+  model, V = fakes.table_model(5), 5
+  params = fakes.table(3, V)
+  prompts = fakes.prompts(6, vocab=V)
+  temperature = [0.0, 0.7, 1.0, 1.5, 0.7, 0.7]
+  request = fakes.request(
+    prompts, 9, vocab=V, seed=4, temperature=temperature, top_k=3, top_p=0.9
+  )
+  out = decode.programs(model, decode.PLAIN, reject.RULE).generate(
+    types.Weights(params), request
+  )
+
+  @jax.jit
+  def next_tokens(logits_BNV, lengths_B):
+    p_BNV = sampling.probabilities(logits_BNV, request.sampling)
+    noise = sampling.noise(
+      request.seed_B,
+      request.request_B,
+      lengths_B,
+      request.sampling,
+      gamma=0,
+      coupled=False,
+    )
+    return noise.next(jnp.zeros_like(lengths_B), p_BNV[:, 0])
+
+  texts = [list(text) for text in prompts]
+  for _ in range(9):
+    logits = np.stack([fakes.row_of(params, text) for text in texts])
+    lengths = np.array([len(text) for text in texts], np.int32)
+    tokens = next_tokens(logits[:, None], lengths)
+    for text, token in zip(texts, tokens.tolist(), strict=True):
+      text.append(token)
+  assert fakes.texts(out) == texts

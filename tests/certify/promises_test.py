@@ -21,7 +21,7 @@ from specdec_jax.certify import (
   load,
   table_model,
 )
-from specdec_jax.drafters import branch
+from specdec_jax.drafters import branch, medusa
 from specdec_jax.verify import chain, reject, traversal
 from tests import own_rules
 
@@ -45,7 +45,7 @@ def check(name, rules=None, drafters=None, amount=None, supplied=()):
 
 SLOW = [pytest.mark.slow]
 # An amount far below the program's quick tier, words of what was tried, and how
-# long it takes: joint_law_test has the smallest cases of the slow ones.
+# long it takes: a test below has the smallest cases of windows.
 HOLDS = {
   'machine': (40, ['40 tokens of float32 reject lm'], SLOW),
   'null-check': (64, ['joint-distribution-tables p', 'invariance 0 of'], SLOW),
@@ -97,6 +97,28 @@ def test_promise_holds(name, request, monkeypatch):
   assert row.passed, row.case
   for word in words:
     assert word in row.size, row.size
+
+
+def medusa_tree(world, gamma):
+  model, params = medusa.random_heads(world, 2)
+  return medusa.make(model, gamma=gamma, levels=(2, 2)), params
+
+
+ALONE = {'script': enumerated.script, 'medusa tree': medusa_tree} | load.RECIPES
+OFTEN = 'script', base.TREE
+
+
+@pytest.mark.parametrize(
+  'name',
+  [pytest.param(x, marks=[pytest.mark.more] * (x not in OFTEN)) for x in ALONE],
+)
+def test_windows_of_a_drafter_hold(name, monkeypatch):
+  """Of one alone, under the first rule: the cheapest cases of the promise."""
+  monkeypatch.setattr(enumerated, 'LONG_GAMMAS', (4,))
+  monkeypatch.setattr(enumerated, 'STEPS', {4: 3 if 'medusa' in name else 5})
+  drafter = {base.TREE if 'tree' in name else name: ALONE[name]}
+  row = check('windows-enumerated', REJECT, drafter, 3, supplied=('drafter',))
+  assert row.passed, row.case
 
 
 @pytest.mark.more
