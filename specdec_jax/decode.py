@@ -317,6 +317,10 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     proposed_BK=cut(draft.proposed_BK, width),
   )
   shape = tree.shape(draft.parents_BK) if tree.is_one(draft) else None
+  part = None
+  if drafter.exit:
+    residual_BND = draft.marks['residual_BND'][:, : width + 1]
+    part = dict(layers=(drafter.exit, None), residual_BTD=residual_BND)
   start_B = context.lengths_B - 1
   last_B1 = jnp.take_along_axis(context.tokens_BL, start_B[:, None], 1)
   hidden_BND, tapped, cache = forward.read(
@@ -328,9 +332,8 @@ def _attempt(loop: Loop, weights, context, noise, draft, width: int, cache):
     slots=context.tokens_BL.shape[1],
     keep_BT=context.live_B[:, None],
     taps=drafter.taps,
-    layers=(drafter.exit, None),
-    residual_BTD=cut(draft.marks.get('residual_BND'), width + 1),
     tree=shape,
+    part=part,
   )
   logits_BNV = target.head(weights.target, hidden_BND)
   noise = noise._replace(accept_BK=noise.accept_BK[:, :width])

@@ -4,7 +4,7 @@ In a chain of tokens the token at index i of its row lives in slot i and has
 position i. A row that must not write goes to slot S, where writes are dropped.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,10 +38,9 @@ def read(
   slots: int,
   keep_BT: Array | None = None,
   taps: tuple[int, ...] = (),
-  layers: tuple[int, int | None] = (0, None),
-  residual_BTD: Array | None = None,
   tree: tuple[Array, Array] | None = None,
   begin: int = 0,
+  part: Mapping[str, Any] | None = None,
 ):
   """Reads tokens_BT as the tokens start_B ... start_B + T - 1 of their rows.
 
@@ -53,11 +52,12 @@ def read(
     slots: S of the cache; nothing is written outside 0 <= slot < slots.
     keep_BT: where false, nothing is written.
     taps: layers whose residual streams are returned.
-    layers, residual_BTD: a part of the model, see types.Model.
     tree: of a window that is one, (depth_BN, sees_BTN): the depth of each of
       its N tokens, and which of them those of this call attend to. Number n
       lies in slot start_B + n, and has the position start_B + depth_BN[:, n].
     begin: the number of the first token of this call.
+    part: `layers` and `residual_BTD`, to run a part of the model; see
+      types.Model.
 
   Returns:
     (hidden_BTD, taps, cache), as types.Model.apply.
@@ -70,9 +70,8 @@ def read(
   slots_BT = jnp.where(ok_BT, at_BT, slots)
   positions_BT = jnp.maximum(at_BT, 0)
   mask_BTS = jnp.arange(slots)[None, None] <= positions_BT[..., None]
-  # A model that cannot be left early need not know of parts, nor of trees.
-  more: dict[str, Any] = dict(layers=layers, residual_BTD=residual_BTD)
-  more = {} if layers == (0, None) else more
+  # A model need not know of parts, nor of trees.
+  more = dict(part or {})
   if tree is not None:
     positions_BN, more['at_BS'], mask_BTS = _of_tree(*tree, start_B, slots)
     positions_BT = positions_BN[:, begin : begin + T]

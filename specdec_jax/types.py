@@ -74,7 +74,8 @@ class Model(NamedTuple):
 class Source(NamedTuple):
   """The texts that encoders read, or predictions of texts without an encoder.
 
-  lookup searches both. No model reads a prediction, and it changes no law.
+  lookup searches both. No model reads a prediction: the output distribution
+  stays the same.
 
   tokens_BI: ids, padded behind.
   lengths_B: how many of them are real.

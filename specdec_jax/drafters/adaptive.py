@@ -257,13 +257,18 @@ def _costs_of_rows(own: Params, greedy_B) -> Costs:
 def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):
   """The number of drafts that pays most, at most context.gamma_B: [B].
 
+  Worked example: of two drafts, whose windows cost 1, 1.2 and 1.5, a row that
+  accepts half expects 1, 1.5 and 1.75 tokens, and takes one: 1.25 for 1. One
+  that accepts a tenth expects 1, 1.1 and 1.11, and takes none. If both are
+  shared, their sums are 2, 2.6 and 2.86, and each takes one.
+
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
   worth_BK: of the drafts, where it is known; see types.Draft.
   """
-  each = not drafter.tree or branch.is_ranked(drafter)
-  levels = (1,) * drafter.gamma if each else drafter.tree
+  by_level = drafter.tree and not branch.is_ranked(drafter)
+  levels = drafter.tree if by_level else (1,) * drafter.gamma
   sizes_X = jnp.asarray(np.cumsum((0, *levels)), jnp.int32)
   alpha_B = (state.accepted_B + WEIGHT * PRIOR) / (state.tried_B + WEIGHT)
   more_BX = jnp.cumprod(jnp.tile(alpha_B[:, None], (1, len(levels))), 1)
@@ -271,10 +276,10 @@ def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):
     fair_B = (state.accepted_B + WEIGHT) / (state.hoped_B + WEIGHT)
     more_BX = worth_BK * fair_B[:, None]
   more_BX = jnp.where(sizes_X[None, 1:] <= context.gamma_B[:, None], more_BX, 0)
-  tokens_XB = 1 + jnp.pad(jnp.cumsum(more_BX, 1), ((0, 0), (1, 0))).T
-  cost_BX = cost_BN[:, sizes_X]
-  shared_1B, live_1B = shared_B[None], context.live_B[None]
-  each_XB = jnp.where(shared_1B, tokens_XB, 1) * live_1B
-  tokens_XB = jnp.where(shared_1B, each_XB.sum(1, keepdims=True), tokens_XB)
-  best_B = sizes_X[jnp.argmax(tokens_XB / cost_BX.T, 0)]
+  tokens_BX = 1 + jnp.pad(jnp.cumsum(more_BX, 1), ((0, 0), (1, 0)))
+  counted_BX = jnp.where(shared_B[:, None], tokens_BX, 1)
+  of_all_X = jnp.sum(counted_BX * context.live_B[:, None], 0)
+  tokens_BX = jnp.where(shared_B[:, None], of_all_X[None], tokens_BX)
+  gain_BX = tokens_BX / cost_BN[:, sizes_X]
+  best_B = sizes_X[jnp.argmax(gain_BX, 1)]
   return jnp.minimum(best_B, context.gamma_B)

@@ -319,12 +319,12 @@ def _tree(context, noise, cache, first, read, logits, levels, best: int):
     else:
       parents_BXD = jnp.take_along_axis(above_BMD, above.of_BX[..., None], 1)
       nodes = above.tokens_BX, parents_BXD, context.lengths_B - 1
-      shape = dict(tree=(depth_BN, sees_BXN), begin=number)
-      hidden_BXD, cache = read(cache, *nodes, **shape)
-    after = logits(hidden_BXD, depth)
+      hidden_BXD, cache = read(
+        cache, *nodes, tree=(depth_BN, sees_BXN), begin=number
+      )
+    given = noise, context.sampling, above, logits(hidden_BXD, depth)
     sizes = dict(first=number - 1, depth=depth, count=levels[depth])
-    on = noise, context.sampling, above, after
-    return cache, hidden_BXD, grow(*on, **sizes, certain=best > 0)
+    return cache, hidden_BXD, grow(*given, **sizes, certain=best > 0)
 
   for depth, above in enumerate([1, *levels[:-1]]):
     if depth:
@@ -366,7 +366,7 @@ def _worth(level: Level) -> Array:
 
 
 def _best(whole: Level, count: int) -> tuple[Level, dict[str, Array]]:
-  """(the likeliest nodes, their parents_BK, proposed_BK and worth_BK).
+  """(the likeliest nodes, their parents_BK, proposed_BK and marks).
 
   In descending order, so that fewer are the best of fewer, as EAGLE-2 chooses
   them (Li et al. 2024, section 3.3, https://arxiv.org/abs/2406.16858). A parent
@@ -381,6 +381,5 @@ def _best(whole: Level, count: int) -> tuple[Level, dict[str, Array]]:
   ok_BK = worth_BK > 0
   # Those that are not proposed may have no parent here.
   parents_BK = jnp.where(ok_BK, parents_BK, -1)
-  shape = dict(parents_BK=parents_BK, proposed_BK=ok_BK)
-  shape |= dict(marks={'worth_BK': worth_BK})
-  return best, shape
+  marks = {'worth_BK': worth_BK}
+  return best, dict(parents_BK=parents_BK, proposed_BK=ok_BK, marks=marks)

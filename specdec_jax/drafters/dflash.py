@@ -83,7 +83,7 @@ def make(
 
   weights.draft holds the parameters of models.eagle.weights. A block begins
   with the last committed token, whose state the target has not computed yet.
-  Laws do not depend on the window's drafts.
+  q at a position does not depend on the drafts before it.
 
   blocks: of gamma drafts or more. target: has `embed`, if the draft has no
   embedding of its own. chunk: as in drafters.lm.make. constrain: as in

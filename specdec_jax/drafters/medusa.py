@@ -108,8 +108,8 @@ def make(
 
   The target has read all committed tokens but the last, so what is known is the
   state of the one before it: two places before the window's first draft. A
-  prompt of one token has none, and its first window no draft. Laws do not
-  depend on the window's drafts: all is exact that is for a drafter of any kind.
+  prompt of one token has none, and its first window no draft. q at a position
+  does not depend on the drafts before it.
 
   model: of gamma heads or more. levels, best: of branch.draft; each level has a
   head.

@@ -46,7 +46,7 @@ DRAFTS = (
   'Settings of one, a loaded model, a types.Drafter or Method, a function '
   "make(target, *, gamma, chunk) of one, a path, as 'file.py:make', or None"
 )
-# The path of something of the user's, and what follows a further colon.
+# package.module:make or file.py:make, then :argument if any.
 PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
 
 
