@@ -77,6 +77,11 @@ def test_a_bad_draft_is_named(target, draft, gamma, message):
     ('early_exit', dict(exit='1'), "early_exit.exit='1': must be a whole"),
     ('itself', dict(exit=1), 'exit=1: no such setting; allowed are tree'),
     ('itself', dict(min_confidence='x'), "='x': must be a number"),
+    ('itself', dict(tree='2,0'), 'tree=2,0: must be the nodes of each level'),
+    ('itself', dict(tree='40,30'), '64 at most in all'),
+    ('itself', dict(tree='best:-1'), 'must be the nodes of each level'),
+    ('itself', dict(tree='best:x'), 'or how many of the likeliest'),
+    ('itself', dict(tree='best:3'), 'tree=best:3: the likeliest nodes are'),
     (None, dict(exit=1), 'draft=None has none'),
     ('lookup', 'x', "draft_options='x': must be a dict"),
   ],
@@ -96,6 +101,8 @@ def test_a_tree_has_its_own_gamma(target):
     assert (made.drafter.gamma, made.drafter.tree) == (3, (2, 1))
   with pytest.raises(ValueError, match='was made for 3; give gamma=3'):
     build.engine(target, settings, gamma=5)
+  with pytest.raises(ValueError, match='rule=block: it takes chains, and lm d'):
+    build.engine(target, settings, rule='block')
 
 
 def test_a_loaded_draft_has_a_dtype(target):

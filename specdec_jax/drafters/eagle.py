@@ -94,12 +94,10 @@ def make(
   (https://arxiv.org/abs/2503.01840).
 
   chunk: as in drafters.lm.make. constrain: as in models.lm.make, for the
-  draft's cache. levels, best: of branch.draft. ValueError: a target without
-  `embed`, or with an encoder.
+  draft's cache. levels, best: of branch.draft. target: has `embed`, and no
+  encoder.
   """
-  if target.embed is None or target.encode is not None:
-    why = 'without embed cannot be drafted for, nor one with an encoder'
-    raise ValueError(f'eagle: a target {why}')
+  assert target.embed is not None and target.encode is None, target
   gamma = best or sum(levels) or gamma
   how = dict(gamma=gamma, levels=levels, best=best)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import build, decode, sampling, types
+from specdec_jax import decode, sampling, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import (
   adaptive,
@@ -245,22 +245,6 @@ def test_texts_of_a_tree_are_plain_decodings(
   assert np.asarray(out.info.accepted_BK).sum() > 9
 
 
-@pytest.mark.parametrize(
-  'draft, rule, error',
-  [
-    ('2,0', 'reject', 'tree=2,0: must be the nodes of each level'),
-    ('40,30', 'reject', '64 at most in all'),
-    ('best:-1', 'reject', 'tree=best:-1: must be the nodes of each level'),
-    ('best:x', 'reject', 'or how many of the likeliest'),
-    ('2,2', 'block', 'rule=block: it takes chains, and eagle drafts a tree'),
-  ],
-)
-def test_doors(draft, rule, error):
-  with pytest.raises(ValueError, match=error):
-    drafter, params = eagle_tree(draft)
-    build.check_tree('a model', WORLD.target, drafter, build.rule_of(rule))
-
-
 def test_a_rule_that_takes_chains_is_not_given_a_tree():
   model, params = fakes.table_model(V), fakes.table(0, V)
   request = fakes.request([[1, 2]] * B, 3, vocab=V, length=L)
@@ -440,8 +424,6 @@ def test_levels_that_the_likeliest_nodes_are_looked_for_in():
   assert branch.levels_of('best:4') == (3, 2, 2, 1)
   assert branch.levels_of('best:11') == (6, 4, 3, 3, 2)
   assert branch.size_of('best:11') == 11 and branch.size_of('3,2') == 5
-  with pytest.raises(ValueError, match='tree=best:3: the likeliest nodes are'):
-    lm.Settings(source='x', tree='best:3')
 
 
 def test_coupled_siblings_are_the_best_of_their_positions_race():

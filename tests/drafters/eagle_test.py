@@ -169,10 +169,3 @@ def test_a_prefill_may_say_features_in_a_wider_type(x64):
     decode.programs(*parts).generate.__wrapped__, weights, request
   )[:2]
   assert state.dtype == jnp.int32
-
-
-@pytest.mark.more
-def test_a_target_without_an_embedding_is_refused():
-  c, target, _ = make_world(dtype='float32')
-  with pytest.raises(ValueError, match='without embed cannot'):
-    eagle_drafter.make(c, target._replace(embed=None), gamma=1)
