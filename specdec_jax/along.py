@@ -6,14 +6,13 @@ timed (costs.parts), acceptance is measured on plain decoding's text
 (drafters.readings).
 """
 
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from specdec_jax import decode, forward, types
+from specdec_jax.verify import chain
 
 Array = types.Array
 
@@ -58,25 +57,25 @@ def score(
   loop: decode.Loop,
   weights: types.Weights,
   request: decode.Request,
-  seen: Callable[[types.Context, types.Draft], Any],
-  columns: Callable[..., Sequence[Array]],
+  columns: Callable[[Array, Array], Sequence[Array]],
 ) -> list[Array]:
-  """Computes numbers about each token of the texts: [B, L, ...] each.
+  """Computes numbers about each token of the texts: [B, L] each.
 
   Called inside a jit. The target reads a text once, a chunk at a time, and the
   drafter gets its features. Outside of the texts there is garbage.
 
   Args:
     request: as in `context`.
-    seen: (context, draft) of a window -> what is kept of it, rows first.
-    columns: (hidden_BTD, what was kept of T windows) -> arrays [B, T, ...]
-      about the tokens after those windows, which hidden_BTD predicts.
+    columns: (logits_BTV, q_BTV) -> arrays [B, T] about T tokens, from the
+      target's logits, and from q of the first draft of a window before each:
+      zeros where nothing is proposed.
   """
   B, L = request.tokens_BL.shape
   T, N, taps = loop.options.chunk, loop.drafter.gamma + 1, loop.drafter.taps
   row_B1, step_T = jnp.arange(B)[:, None], jnp.arange(T, dtype=jnp.int32)
+  first_B, blank_BV = jnp.zeros(B, jnp.int32), jnp.zeros((B, loop.target.vocab))
+  request = request._replace(gamma_B=jnp.ones_like(request.gamma_B))
   begun, _ = decode.start(loop, weights, request)
-  swapped = functools.partial(jax.tree.map, lambda x: jnp.moveaxis(x, 0, 1))
 
   def chunk(i, own, cache):
     at_BT = request.lengths_B[:, None] + i + step_T[None]
@@ -88,16 +87,18 @@ def score(
     )
     features_BTE = forward.concat(tapped) if taps else None
 
-    def turn(own, x):
-      j, last_BE = x
-      some_BNE = jnp.repeat(last_BE[:, None], N, 1) if taps else None
-      given = weights, request, i + j, own, cache, some_BNE
+    def turn(own, j):
+      of_last_BNE = None
+      if features_BTE is not None:
+        of_last_BNE = jnp.repeat(features_BTE[:, j][:, None], N, 1)
+      given = weights, request, i + j, own, cache, of_last_BNE
       # What a drafter wrote to the target's cache is dropped.
       draft, own, _ = window(loop, *given)
-      return own, seen(context(loop, request, i + j), draft)
+      return own, chain.q_row(draft, first_B, blank_BV)
 
-    own, kept = jax.lax.scan(turn, own, (step_T, swapped(features_BTE)))
-    return own, cache, at_BT, columns(hidden_BTD, swapped(kept))
+    own, q_TBV = jax.lax.scan(turn, own, step_T)
+    logits_BTV = loop.target.head(weights.target, hidden_BTD)
+    return own, cache, at_BT, columns(logits_BTV, jnp.moveaxis(q_TBV, 0, 1))
 
   def body(carry):
     i, own, cache, out = carry
@@ -107,6 +108,6 @@ def score(
 
   first = jnp.int32(0), begun.drafter, begun.cache
   made = jax.eval_shape(chunk, *first)[-1]
-  out = [jnp.zeros((B, L, *x.shape[2:]), x.dtype) for x in made]
+  out = [jnp.zeros((B, L), x.dtype) for x in made]
   end = jnp.max(request.limit_B - request.lengths_B)
   return jax.lax.while_loop(lambda x: x[0] < end, body, (*first, out))[-1]

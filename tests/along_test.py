@@ -37,7 +37,7 @@ def test_first_drafts_along_a_text_are_those_of_its_windows(name, x64):
   out, windows_seen = windows.proposals(target, drafter, weights, request)
   text = request._replace(tokens_BL=out.tokens_BL, limit_B=out.lengths_B)
   loop = decode.Loop(target, drafter, reject.RULE, OPTIONS)
-  *_, q_BLV = map(np.asarray, windows.first_drafts(weights, text, loop=loop))
+  q_BLV = np.asarray(windows.q_along(weights, text, loop=loop))
   compared = 0
   for b, n, _, q_KV, count in windows_seen:
     if name == 'ngram' and not count:  # it stops where nothing is likely

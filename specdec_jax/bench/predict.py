@@ -31,7 +31,6 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.drafters import branch
 from specdec_jax.models import work
-from specdec_jax.verify import chain
 
 Array = jax.Array
 
@@ -85,19 +84,8 @@ def overlap(
       source=request.source,
     )
 
-  def first(context, draft):
-    blank_BV = jnp.zeros((len(draft.count_B), loop.target.vocab))
-    return chain.q_row(draft, jnp.zeros_like(draft.count_B), blank_BV)
-
-  return along.score(
-    loop._replace(drafter=q or loop.drafter),
-    weights,
-    request._replace(gamma_B=jnp.ones_like(request.gamma_B)),
-    first,
-    lambda x_BTD, q_BTV: columns(
-      loop.target.head(weights.target, x_BTD), q_BTV
-    ),
-  )
+  loop = loop._replace(drafter=q or loop.drafter)
+  return along.score(loop, weights, request, columns)
 
 
 def alphas(

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from specdec_jax import along, decode, hosts, requests, types
+from specdec_jax import along, decode, forward, hosts, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.io import files, load
 from specdec_jax.io.published.claims import Reading
@@ -105,9 +105,14 @@ def _measured(target, questions, make) -> Result:
   # A draft of another target is refused here, before anything is compiled.
   made: dict[Reading, Any] = {claimed: make(claimed)}
   text = own_text(target)
-  answers_BT = begun(*hosts.fetch((text, text.tokens_BL)))
+  tokens_BL, begin_B = hosts.fetch((text.tokens_BL, text.lengths_B))
+  at_BT = begin_B[:, None] + np.arange(BEGUN)[None]
+  answers_BT = np.take_along_axis(tokens_BL, at_BT, 1)
   most = np.unique(answers_BT, return_counts=True)[1].max()
   unigram = float(most / answers_BT.size)
+  features = functools.cache(
+    lambda taps: _features(target.model, taps, target.params, text.tokens_BL)
+  )
   tried: dict[Reading, np.ndarray] = {}
 
   def hits(reading: Reading) -> np.ndarray:
@@ -116,9 +121,8 @@ def _measured(target, questions, make) -> Result:
       drafter, params = made.pop(reading, None) or make(reading)
       loop = decode.Loop(target.model, drafter, reject.RULE)
       weights = types.Weights(target.params, params)
-      hits_BLK = _hits(weights, text, loop=loop)
-      found = begun(*hosts.fetch((text, hits_BLK)))
-      tried[reading] = found.reshape(-1, drafter.gamma)
+      hits_TBK = _hits(weights, text, features(drafter.taps), loop=loop)
+      tried[reading] = hosts.fetch(hits_TBK).reshape(-1, drafter.gamma)
     return tried[reading]
 
   best = _best(questions, hits, unigram)
@@ -220,34 +224,43 @@ def own_text(target: load.LanguageModel) -> decode.Request:
   )
 
 
-def begun(request: decode.Request, x_BLX) -> np.ndarray:
-  """Of numbers about a text, those where a window begins: [B, BEGUN, ...]."""
-  at_BT = np.asarray(request.lengths_B)[:, None] + np.arange(BEGUN)[None]
-  return np.asarray(x_BLX)[np.arange(len(at_BT))[:, None], at_BT]
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _features(model: types.Model, taps: tuple[int, ...], params, tokens_BL):
+  """The taps of a text, [B, L, E]."""
+  B, L = tokens_BL.shape
+  cache, start_B = model.init_cache(B, L), jnp.zeros(B, jnp.int32)
+  read = forward.read(
+    model, params, tokens_BL, start_B, cache, slots=L, taps=taps
+  )
+  return forward.concat(read[1])
 
 
 @functools.partial(jax.jit, static_argnames='loop')
-def _hits(weights, request: decode.Request, *, loop: decode.Loop):
-  """Whether a drafter's first choices are the text's tokens: [B, L, K].
+def _hits(weights, request: decode.Request, features_BLE, *, loop: decode.Loop):
+  """Whether a drafter's first choices are the text's tokens: [T, B, K].
 
-  In a window at each token; what is drawn in it is the text's token too.
+  In BEGUN windows; what is drawn in one is the text's token too.
   """
-  gamma = loop.drafter.gamma
 
-  def ahead(lengths_B):
-    at_BK = lengths_B[:, None] + jnp.arange(gamma)[None]
-    return jnp.take_along_axis(request.tokens_BL, at_BK, 1, mode='clip')
+  def text(lengths_B):
+    at_BK = lengths_B[:, None] + jnp.arange(loop.drafter.gamma)[None]
+    return jnp.take_along_axis(request.tokens_BL, at_BK, 1)
 
   def noise(seed_B, request_B, lengths_B, *_, **__) -> types.Noise:
-    true_BK = ahead(lengths_B)
-    none_BK = jnp.zeros(true_BK.shape)
+    true_BK = text(lengths_B)
+    draft = lambda offset, q_BV: true_BK[:, offset]
     return types.Noise(
-      none_BK, lambda offset, q_BV: true_BK[:, offset], lambda *_: true_BK[:, 0]
+      jnp.zeros(true_BK.shape), draft, lambda *_: true_BK[:, 0]
     )
 
-  def seen(context, draft):
-    return jnp.argmax(draft.q_BKV, -1) == ahead(context.lengths_B)
+  def turn(own, i):
+    first_B = request.lengths_B + i
+    at_BN = first_B[:, None] + jnp.arange(-1, loop.drafter.gamma)[None]
+    features_BNE = jnp.take_along_axis(features_BLE, at_BN[..., None], 1)
+    given = weights, request, i, own, None, features_BNE
+    draft, own, _ = along.window(loop._replace(noise=noise), *given)
+    return own, jnp.argmax(draft.q_BKV, -1) == text(first_B)
 
-  told = lambda hidden_BTD, hits_BTK: [hits_BTK]
-  loop = loop._replace(noise=noise)
-  return along.score(loop, weights, request, seen, told)[0]
+  begun = along.context(loop, request, 0)
+  own = loop.drafter.init(weights, begun, features_BLE)
+  return jax.lax.scan(turn, own, jnp.arange(BEGUN, dtype=jnp.int32))[1]

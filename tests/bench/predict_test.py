@@ -345,7 +345,7 @@ def test_walk_proposes_at_every_prefix():
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
   loop = decode.Loop(table_model.make(16), drafter, reject.RULE)
   weights = types.Weights(table_model.table(0, 16))
-  tokens_BL, count_BL, _ = windows.first_drafts(weights, request, loop=loop)
+  q_LV = np.asarray(windows.q_along(weights, request, loop=loop))[0]
   # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
-  proposed = {i: int(tokens_BL[0, i]) for i in range(11) if count_BL[0, i]}
+  proposed = {i: int(q_LV[i].argmax()) for i in range(11) if q_LV[i].any()}
   assert proposed == {6: 3, 7: 4, 10: 3}

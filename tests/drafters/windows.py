@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import along, debug, decode
-from specdec_jax.verify import chain, coupled
+from specdec_jax.verify import coupled
 from tests import fakes
 
 
@@ -39,15 +39,11 @@ def proposals(target, drafter, weights, request):
 
 
 @functools.partial(jax.jit, static_argnames='loop')
-def first_drafts(weights, text, *, loop):
-  """(tokens_BL, count_BL, q_BLV) of the first drafts along a text."""
-
-  def first(_, draft):
-    blank_BV = jnp.zeros((len(draft.count_B), loop.target.vocab))
-    q_BV = chain.q_row(draft, jnp.zeros_like(draft.count_B), blank_BV)
-    return draft.tokens_BK[:, 0], draft.count_B, q_BV
-
-  return along.score(loop, weights, text, first, lambda _, found: found)
+def q_along(weights, text, *, loop):
+  """q of a window's first draft at every token of a text: [B, L, V]."""
+  ids = range(loop.target.vocab)
+  each = lambda _, q_BTV: [q_BTV[..., v] for v in ids]
+  return jnp.stack(along.score(loop, weights, text, each), -1)
 
 
 def warmed(q, temperature: float) -> np.ndarray:

@@ -144,7 +144,7 @@ def test_a_walk_along_a_text_reads_the_source():
   request = request_of()
   text_BL = fakes.pad(plain_text(config, params, request), L)
   drafter = early_exit.make(model, gamma=2, exit=2)
-  proposed_BL, *_ = windows.first_drafts(
+  q_BLV = windows.q_along(
     types.Weights(params),
     request._replace(tokens_BL=text_BL),
     loop=decode.Loop(model, drafter, reject.RULE),
@@ -153,7 +153,7 @@ def test_a_walk_along_a_text_reads_the_source():
   hidden_BLD = forward.hidden(view, params, text_BL, request.source)
   predicted_BL = jnp.argmax(view.head(params, hidden_BLD), -1)
   np.testing.assert_array_equal(
-    proposed_BL[:, 1 : NEW + 1], predicted_BL[:, :NEW]
+    q_BLV.argmax(-1)[:, 1 : NEW + 1], predicted_BL[:, :NEW]
   )
 
 
