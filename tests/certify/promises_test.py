@@ -104,8 +104,11 @@ def medusa_tree(world, gamma):
   return medusa.make(model, gamma=gamma, levels=(2, 2)), params
 
 
-ALONE = {'script': enumerated.script, 'medusa tree': medusa_tree} | load.RECIPES
-OFTEN = 'script', base.TREE
+ALONE = {
+  'scripted': enumerated.script,
+  'medusa tree': medusa_tree,
+} | load.RECIPES
+OFTEN = 'scripted', base.TREE
 
 
 @pytest.mark.parametrize(
