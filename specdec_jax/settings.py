@@ -7,11 +7,12 @@ from typing import Any
 from specdec_jax import build, fields, printing, sampling, sharding
 from specdec_jax.drafters import lm, table
 from specdec_jax.drafters import method as method_lib
-from specdec_jax.io import memory, sources, tokenizer
+from specdec_jax.io import memory, plan, sources, tokenizer
 from specdec_jax.kernels import library
 from specdec_jax.models import convert
 
 DTYPES = ('float32', 'bfloat16', 'float64')
+_SCANS = {'auto': None, 'yes': True, 'no': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +158,7 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
     return _load(s, found)
   opened = method_lib.opened(e.target, found)
   tokenizer.check_same(e.target.tokenizer, opened.tokenizer)
-  _say(memory.check({'reference': _model(s, opened, target.dtype)}))
+  _say(memory.check({'reference': _planned(s, opened, target.dtype)}))
   return _load(s, opened)
 
 
@@ -182,7 +183,7 @@ def _load(s: Settings, found: sources.Source | str) -> build.LanguageModel:
     found,
     dtype=s.target.dtype,
     mesh=_mesh(s, rows),
-    scan_layers={'auto': None, 'yes': True, 'no': False}[s.target.scan_layers],
+    scan_layers=_SCANS[s.target.scan_layers],
     kernels=s.target.kernels,
   )
 
@@ -192,14 +193,16 @@ def _mesh(s: Settings, rows: int) -> Any:
   return sharding.mesh_of(s.mesh.data, s.mesh.model, rows, split)
 
 
-def _model(
-  s: Settings, source: sources.Source, dtype: str, cached: bool = True
-) -> memory.Model:
+def _planned(s: Settings, source: sources.Source, dtype: str) -> plan.Plan:
   """A source that is open, as it will run with these settings."""
-  packs = s.target.scan_layers != 'yes' and s.target.kernels != 'xla'
-  packs &= s.target.dtype != 'float64'
-  packs &= _mesh(s, s.bench.batch_size) is None
-  return memory.Model(source, dtype, cached, packs)
+  mesh = _mesh(s, s.bench.batch_size)
+  return plan.make(
+    source,
+    dtype,
+    layout=mesh and sharding.lay_out(mesh, source.config),
+    scan_layers=_SCANS[s.target.scan_layers],
+    kernels='xla' if s.target.dtype == 'float64' else s.target.kernels,
+  )
 
 
 def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
@@ -211,16 +214,16 @@ def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
   """
   opened = {s.target.source: sources.open_source(s.target.source)}
   target, draft = opened[s.target.source], s.drafters['lm']
-  models = {'target': _model(s, target, s.target.dtype)}
+  models = {'target': _planned(s, target, s.target.dtype)}
   inner = [table.innermost(s.drafters.get(x)) for x in s.decode.methods]
   if draft in inner and lm.is_model(draft.source):
     source = str(draft.source)
     if not sources.FUNCTION.fullmatch(source):
       opened[source] = opened.get(source) or sources.open_source(source)
       method_lib.check_pair(target, opened[source])
-      models['draft'] = _model(s, opened[source], draft.dtype)
+      models['draft'] = _planned(s, opened[source], draft.dtype)
   if (rounded := s.drafters['self']) in inner:
-    models['self'] = _model(s, target, rounded.dtype, cached=False)
+    models['self'] = _planned(s, target, rounded.dtype)
   each = [(table.name_of(x), table.numbers(x)) for x in inner]
   held = {table.section(name): count for name, count in each if count}
   new = s.decode.max_new_tokens

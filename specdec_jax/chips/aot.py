@@ -128,8 +128,9 @@ def side(
 ):
   """Returns (model, shapes of its parameters, layout)."""
   layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
+  at = lambda name, s: layout.parameter(name, len(s.shape))
   params = {
-    name: jax.tree.map(placed, s, rounded.shardings(layout, name, s))
+    name: jax.tree.map(placed, s, rounded.shardings(at(name, s), s))
     for name, s in rounded.shapes(lm.shapes(c), kind).items()
   }
   return lm.make(c, constrain=layout.constrain, **more), lm.nest(params), layout

@@ -115,9 +115,10 @@ def share(c: model_config.LMConfig, split: int = 1, kind: str = '') -> Share:
   layout = sharding.lay_out(mesh, c)
   size = jnp.dtype(c.activations).itemsize
   weights = read = products = 0
+  at = lambda name, s: layout.parameter(name, len(s.shape))
   for name, s in rounded.shapes(lm.shapes(c), kind).items():
     own = lambda x, at: jax.ShapeDtypeStruct(at.shard_shape(x.shape), x.dtype)
-    held = jax.tree.map(own, s, rounded.shardings(layout, name, s))
+    held = jax.tree.map(own, s, rounded.shardings(at(name, s), s))
     weights += work.tree_bytes(held)
     if not lm.every_pass(name):
       continue

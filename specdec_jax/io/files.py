@@ -108,23 +108,43 @@ def torn(file: Any) -> bytes:
   return found.rpartition(b'\n')[-1]
 
 
-def open_lines(path: str) -> io.FileIO:
-  """Opens a file of records to add lines, behind the last that is whole.
+class Lines:
+  """A JSONL file to which lines are added.
 
-  Raises:
-    ValueError: what would be cut off is none of a record.
+  A killed process leaves a last line without its end: it counts if it is JSON,
+  and is cut off if not.
   """
-  # Not buffered: an answer that was given is in the file.
-  file = open(path, 'ab+', buffering=0)
-  part, size = torn(file), file.seek(0, io.SEEK_END)
-  if not b'{"'.startswith(part[:2]):
-    raise ValueError(f'record {path}: its last line is no text: name another')
-  try:
-    json.loads(part)
-    file.write(b'\n')
-  except ValueError:
-    file.truncate(size - len(part))
-  return file
+
+  def __init__(self, path: str | os.PathLike, refusal: str, start: str = '{"'):
+    """Raises ValueError(refusal) if the last line has no end and is no part of
+    a line that begins with `start`."""
+    self._path, self._part = pathlib.Path(path), b''
+    if self._path.exists():
+      with open(path, 'rb') as file:
+        self._part = torn(file)
+    if not start.encode().startswith(self._part[: len(start)]):
+      raise ValueError(refusal)
+
+  @property
+  def _whole(self) -> bool:
+    with contextlib.suppress(ValueError):
+      return bool(json.loads(self._part))
+    return False
+
+  def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields as read_jsonl does; nothing if there is no file."""
+    if self._path.exists():
+      yield from read_jsonl(self._path, finished=not self._whole)
+
+  def open(self) -> io.FileIO:
+    """Opens the file behind its last line."""
+    # Not buffered: an answer that was given is in the file.
+    file = open(self._path, 'ab', buffering=0)
+    if self._whole:
+      file.write(b'\n')
+    else:
+      file.truncate(file.tell() - len(self._part))
+    return file
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:

@@ -5,7 +5,7 @@ import functools
 import inspect
 import os
 import pathlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from absl import logging
 
 from specdec_jax import fields, sharding, types
-from specdec_jax.io import files, memory, names, own, sources
+from specdec_jax.io import memory, own, plan, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
-from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm, weights
@@ -157,7 +156,7 @@ def load(
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
       or 'package.module:make', a function of yours (docs/your_own_model.md);
       or what sources.open_source has made of one of the first four.
-    dtype: 'stored': as the file has them (memory.Model.as_read); 'float32',
+    dtype: 'stored': as the file has them (plan.make); 'float32',
       'bfloat16' or 'float64' (under x64), or of jax.numpy; 'int8', 'int4':
       bfloat16, on CPU float32, with matrices of integers.
     mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
@@ -179,95 +178,46 @@ def load(
   if not opened and sources.FUNCTION.fullmatch(source):
     return _made(source, dtype, mesh, kernels)
   opened = opened or sources.open_source(source)
-  if scan_layers is None:
-    scan_layers = jax.default_backend() == 'tpu'
-  packs = mesh is None and not scan_layers and kernels != 'xla'
-  asked = memory.Model(opened, dtype, packs=packs)
-  memory.check({source: asked})
   layout = mesh and sharding.lay_out(
     mesh, opened.config, tensor_parallel=tensor_parallel
   )
-  return _placed(asked, layout, scan_layers, kernels)
-
-
-def _placed(
-  asked: memory.Model, layout: Any, scan: bool, kernels: str
-) -> LanguageModel:
-  """Reads a model, as a pass reads it fastest."""
-  opened = asked.source
-  put, alone = layout and layout.put, layout is None and not scan
-  kind = asked.dtype if asked.dtype in weights.INTEGERS else ''
-  codes, again = kind, kind
-  kept, dtype = asked.as_read()
-  if asked.dtype == convert.STORED:
-    codes = convert.STORED if kept else ''
-    if others := set(opened.kinds.values()) - kept:
-      logging.warning(
-        '%s: no kernel here reads %s: these matrices are read as %s',
-        *(opened.name, ', '.join(sorted(others)), dtype),
-      )
-  if not kind and dtype == 'bfloat16' and opened.kinds and not kept:
-    again = dtype
-  kinds = rounded.KINDS.get(kind, ())
-  folder = files.cache_folder()
-  packs = alone and dtype != 'float64' and library.ready(kernels, folder, kinds)
-  if kind:
-    put = functools.partial(rounded.put, kind, layout)
-    if packs:
-      put = functools.partial(rounded.pack, opened.name, kind)
-      shapes = lm.shapes(opened.config).items()
-      made = {rounded.packed_kind(kind, n, x.shape) for n, x in shapes}
-      # Not rounded as elsewhere.
-      codes = ' and '.join(x for x in dict.fromkeys(kinds) if x in made)
-  label = opened.label
-  if again:  # '1.5b (Q4_K, again int4)', but '135m (int4)'
-    second = label.replace('dequantised', f'again {again}')
-    label = second if second != label else f'{label} ({again})'
-  if narrow := kernels == 'int8':
-    if not (packs and codes):
-      raise ValueError(
-        f"{opened.name}: kernels='int8' is for matrices that are codes on one "
-        "CPU: dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
-      )
-    codes += ', int8 rows'
-    label = f'{label.removesuffix(")")}, int8 rows)'
-  staying = kept if packs else None
-  model = read(opened, dtype=dtype, put=put, scan_layers=scan, kept=staying)
+  planned = plan.make(
+    opened, dtype, layout=layout, scan_layers=scan_layers, kernels=kernels
+  )
+  if kernels == 'int8' and not (planned.packs and planned.codes):
+    raise ValueError(
+      f"{source}: kernels='int8' is for matrices that are codes on one CPU: "
+      "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
+    )
+  memory.check({source: planned})
+  if planned.unread:
+    logging.warning(
+      '%s: no kernel here reads %s: these matrices are read as %s',
+      *(source, ', '.join(planned.unread), planned.config.dtype),
+    )
+  model = read(planned)
   config, params = model.config, model.params
-  if alone:
+  if layout is None and not config.run.scan_layers:
     config, params = convert.fuse(config, params)
-  if packs:
+  if planned.packs:
     config, params = convert.pack(config, params)
-  if narrow:
+  if kernels == 'int8':
     params = convert.narrow(params)
-  if kept:
-    label = label.replace('dequantised', 'stored')
-  changes = dict(label=label, layout=layout, codes=codes)
-  return dataclasses.replace(model, lm_config=config, params=params, **changes)
+  return dataclasses.replace(model, lm_config=config, params=params)
 
 
-def read(
-  opened: sources.Source,
-  *,
-  dtype: str = 'float32',
-  put: names.Put | None = None,
-  scan_layers: bool = False,
-  kept: Collection[str] | None = None,
-) -> LanguageModel:
-  """Reads the weights, in 'float32', 'bfloat16' or 'float64' (under x64).
-
-  put: places each parameter as it is read; None: on the default device.
-  scan_layers: stack the layers' parameters along a leading axis.
-  kept: as of names.read.
-  """
-  config = opened.config.running(dtype=dtype, scan_layers=scan_layers)
+def read(planned: plan.Plan) -> LanguageModel:
+  """Reads the weights, neither fused nor packed."""
+  opened = planned.source
   return LanguageModel(
     opened.name,
-    opened.label,
+    planned.label,
     opened.tokenizer,
-    opened.fill(config, put, kept),
-    lm_config=config,
+    plan.read(planned),
+    lm_config=planned.config,
+    layout=planned.layout,
     draft_ids=opened.draft_ids,
+    codes=planned.codes,
     hashed=lambda: opened.digest,
   )
 

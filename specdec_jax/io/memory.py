@@ -4,106 +4,18 @@ import math
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from specdec_jax.io import files, sources
-from specdec_jax.io.gguf import blocks
-from specdec_jax.io.quantised import rounded
-from specdec_jax.kernels import library, quantised
+from specdec_jax.io import plan
 from specdec_jax.models import convert, lm, weights, work
 
 # From the nearest to the smallest.
 _SMALL = (convert.STORED, 'bfloat16', *weights.INTEGERS)
 # The setting of a dtype, by what a model is called.
 _KEYS = {x: f'{x}.dtype' for x in ('target', 'draft', 'self')}
-
-
-class Model(NamedTuple):
-  """A model that is about to be read, and its dtype (convert.DTYPES).
-
-  cached: whether it has a cache of its own.
-  packs: whether the kernels of one CPU will read it, if this is one.
-  """
-
-  source: sources.Source
-  dtype: str
-  cached: bool = True
-  packs: bool = True
-
-  def bytes(self) -> float:
-    """Of its parameters."""
-    return sum(held for held, _ in self._each().values())
-
-  def most(self) -> float:
-    """Of its parameters while they are read, with what one takes until it has
-    its place: its numbers, or again the blocks that stay."""
-    held = most = 0.0
-    for own, beside in self._each().values():
-      held += own
-      most = max(most, held + beside)
-    return most
-
-  def step_bytes(self) -> float:
-    """Of the parameters that each pass reads, as work.step_bytes has them."""
-    each = self._each().items()
-    return sum(held for name, (held, _) in each if lm.every_pass(name))
-
-  def slot(self) -> float:
-    """Bytes of a token in its cache."""
-    config = self.source.config
-    return work.slot_bytes(lm.make(config), 1) if self.cached else 0.0
-
-  def as_read(self) -> tuple[frozenset[str], str]:
-    """(kinds of blocks that stay as they are, dtype of all but integers).
-
-    'stored', for the kernels of one CPU: every matrix stays as it is, but for
-    those that have none. Elsewhere all is read as float32; on accelerators a
-    quantised model as bfloat16, another one in the source's dtype.
-    """
-    none = frozenset()
-    if self.dtype in weights.INTEGERS:
-      return none, activations()
-    if self.dtype != convert.STORED:
-      return none, self.dtype
-    every = frozenset(self.source.kinds.values())
-    kept, narrow = every & blocks.KEPT.keys(), self.source.dtype
-    kinds = [blocks.KEPT[x].kind for x in kept]
-    if self.packs and library.ready('auto', files.cache_folder(), kinds):
-      return kept, narrow if kept == every else 'float32'
-    if jax.default_backend() == 'cpu':
-      return none, 'float32'
-    return none, 'bfloat16' if every else narrow
-
-  def _each(self) -> dict[str, tuple[float, float]]:
-    """(bytes, those beside them while it is read) of each parameter, in the
-    order in which they are read."""
-    shapes = lm.shapes(self.source.config)
-    sizes = {name: math.prod(x.shape) for name, x in shapes.items()}
-    packs = self.packs and jax.default_backend() == 'cpu'
-    if self.dtype in weights.INTEGERS and not packs:
-      made = rounded.shapes(shapes, self.dtype).items()
-      return {name: (work.tree_bytes(x), 4 * sizes[name]) for name, x in made}
-    kept, floats = self.as_read()
-    out, wide = {}, jnp.dtype(floats).itemsize
-    for name, x in shapes.items():
-      # How the CPU kernels have it; '': as numbers.
-      stored, kind, count = self.source.kinds.get(name, ''), '', sizes[name]
-      if stored in kept:
-        kind = blocks.KEPT[stored].kind
-      elif self.dtype in weights.INTEGERS:
-        kind = rounded.packed_kind(self.dtype, name, x.shape)
-      k = quantised.KINDS[kind] if kind else None
-      held = count * (k.size / k.depth if k else wide)
-      out[name] = held, held if stored in kept else 4 * count
-    return out
-
-
-def activations() -> str:
-  """The dtype of activations beside matrices of integers."""
-  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
+_COPY = 'self'
 
 
 def free(root: pathlib.Path = pathlib.Path('/')) -> float:
@@ -142,7 +54,7 @@ def _text(path: pathlib.Path) -> str:
 
 
 def check(
-  models: Mapping[str, Model],
+  models: Mapping[str, plan.Plan],
   tokens: int = 0,
   numbers: Mapping[str, int] | None = None,
 ) -> str:
@@ -158,28 +70,31 @@ def check(
   Raises:
     ValueError: more than is free, on CPU; it names a dtype that fits.
   """
-  caches = tokens * sum(x.slot() for x in models.values())
+  slot = lambda x: work.slot_bytes(lm.make(x.source.config), 1)
+  # A copy that drafts has the target's cache.
+  caches = tokens * sum(slot(x) for k, x in models.items() if k != _COPY)
 
-  def room(models: Mapping[str, Model]) -> tuple[dict[str, int], float, float]:
-    """Bytes of each draft of a file, of all, and of all while it is read."""
-    wide = jnp.dtype(next(iter(models.values())).as_read()[1]).itemsize
+  def room(models: Mapping[str, plan.Plan]) -> tuple[dict[str, float], float]:
+    """Bytes of each by its name, and of all while they are read."""
+    wide = jnp.dtype(next(iter(models.values())).config.dtype).itemsize
     drafts = {name: wide * count for name, count in (numbers or {}).items()}
     held = most = 0.0
     for x in models.values():
       most = max(most, held + x.most())
       held += x.bytes()
-    held += caches + sum(drafts.values())
-    return drafts, held, max(most, held)
+    own = {k: x.bytes() for k, x in models.items()} | drafts
+    return own, max(most, sum(own.values()) + caches)
 
-  drafts, needs, most = room(models)
-  each = []
-  for k, x in models.items():
-    kept, floats = x.as_read()
-    dtype = floats if x.dtype == convert.STORED and not kept else x.dtype
-    each.append(f'{k} {_gb(x.bytes())} ({dtype})')
-  each += [f'{name} {_gb(size)}' for name, size in drafts.items()]
+  own, most = room(models)
+  numeric = lambda x: x.dtype == convert.STORED and not x.kept
+  dtypes = {
+    k: f' ({x.config.dtype if numeric(x) else x.dtype})'
+    for k, x in models.items()
+  }
+  each = [f'{k} {_gb(size)}{dtypes.get(k, "")}' for k, size in own.items()]
   each += [f'caches {_gb(caches)}'] if tokens else []
-  each += [f'{_gb(most)} while they are read'] if most > 1.05 * needs else []
+  if most > 1.05 * (sum(own.values()) + caches):
+    each += [f'{_gb(most)} while they are read']
   have = free() if jax.default_backend() == 'cpu' else math.inf
   line = ', '.join(each)
   if have < math.inf:
@@ -187,14 +102,11 @@ def check(
   if most <= have:
     return line
   for dtype in _SMALL:
-    other = {
-      k: x._replace(dtype=dtype)
-      for k, x in models.items()
-      if dtype != convert.STORED or x.cached  # else a copy, which is rounded
-    }
-    less = {k: x for k, x in other.items() if x.bytes() < models[k].bytes()}
-    small = room({**models, **less})[-1]
-    if small <= have:
+    other = {k: x.again(dtype) for k, x in models.items()}
+    less = {k: x for k, x in other.items() if x.bytes() < own[k]}
+    if dtype == convert.STORED:
+      less.pop(_COPY, None)  # it would be the target
+    if (small := room({**models, **less})[-1]) <= have:
       keys = ' and '.join(f'{_KEYS.get(k, "dtype")}={dtype!r}' for k in less)
       raise ValueError(f'{line}: give {keys}, which takes {_gb(small)}')
   raise ValueError(f'{line}: give a smaller model, whatever its dtype')

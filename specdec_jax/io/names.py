@@ -1,25 +1,19 @@
 """Names and layouts of weights in files, from and to those of models.lm.
 
-Each array is converted directly into its final dtype and placed on its device,
-so the host never holds a second copy of the model.
+Each array is converted directly into its final dtype, so the host never holds
+a second copy of the model.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import types
-from specdec_jax.io.gguf import blocks
-from specdec_jax.kernels import quantised
+from specdec_jax.kernels import blocks, quantised
 from specdec_jax.models import config as model_config
-from specdec_jax.models import convert, lm, weights
-
-# put(flat name, array) places a parameter.
-Put = Callable[[str, np.ndarray], jax.Array]
+from specdec_jax.models import lm, weights
 
 
 class Naming(NamedTuple):
@@ -67,6 +61,19 @@ def _parts(name: str) -> tuple[str | None, str, str | None]:
   return layer, module, leaf
 
 
+class Place(NamedTuple):
+  """Where a parameter of a layer, or of none, lies in a file.
+
+  name: its flat name. stored: the array's name in the file.
+  start: its first output there. kind: of the array's codes; '' is none.
+  """
+
+  name: str
+  stored: str
+  start: int = 0
+  kind: str = ''
+
+
 class Reader(NamedTuple):
   """An open weights file.
 
@@ -75,7 +82,7 @@ class Reader(NamedTuple):
   get(name) -> array: reads one array.
   kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.
   spare(name): whether an array may be left out if it has no place.
-  kinds: of its quantised matrices, those of gguf.blocks.KEPT or others.
+  kinds: of its quantised matrices, those of kernels.blocks.KEPT or others.
   blocks(name) -> array: reads one of KEPT, uint8 [rows, blocks, bytes].
   orders: of those whose blocks are of mixed inputs, how (Quantised.order).
   narrow: whether all its other matrices are bfloat16, and there are some.
@@ -104,6 +111,69 @@ class Reader(NamedTuple):
     if not {head, table} <= self.shapes.keys():
       return False
     return not np.array_equal(self.get(head), self.get(table))
+
+  def places(self, config: model_config.LMConfig) -> dict[str, Place]:
+    """Where each parameter of unscanned layers lies; ValueError if the file is
+    not exactly these."""
+    naming, shapes = self.naming, self.shapes
+    wanted = lm.shapes(config)
+    stored = {name: self.stored(name) for name in wanted}
+    head, table = self.stored('head'), self.stored('embed')
+    if config.tied:
+      # Tied models look tokens up in the head's columns.
+      stored['head'] = table if table in shapes or head not in shapes else head
+    places, needed = {}, {}
+    for name, x in stored.items():
+      need, start = wanted[name].shape, 0
+      module = _parts(name)[1]
+      for group in naming.joined:
+        if module in group:
+          every = [name.replace(module, other) for other in group]
+          sizes = [wanted[other].shape[-1] for other in every]
+          need = (*need[:-1], sum(sizes))
+          start = sum(sizes[: group.index(module)])
+      turned = naming.turned(name)
+      kind = self.kinds.get(x, '') if turned or name == 'embed' else ''
+      places[name] = Place(name, x, start, kind)
+      needed[x] = need[::-1] if turned else need
+    spare = lambda x: x == head or HARMLESS.fullmatch(x) or self.spare(x)
+    rest = {x: s for x, s in shapes.items() if x in needed or not spare(x)}
+    check(self.source, needed, rest)
+    return places
+
+  def floats(
+    self,
+    config: model_config.LMConfig,
+    places: Sequence[Place],
+    shape: tuple[int, ...],
+    dtype: str,
+  ) -> np.ndarray:
+    """Reads a parameter in its final dtype; of several places, a stack."""
+    x = np.empty(shape, dtype)
+    for out, at in zip(x if places[1:] else [x], places, strict=True):
+      y = self.naming.convert(at.name, self.get(at.stored), config)
+      y = y.T if self.naming.turned(at.name) else y
+      # Casts and transposes in one pass, without a temporary array.
+      part = y[..., at.start : at.start + out.shape[-1]]
+      np.copyto(out, part, casting='unsafe')
+      check_finite(self.source, at.stored, out)
+    return x
+
+  def codes(
+    self, config: model_config.LMConfig, at: Place, count: int
+  ) -> weights.Quantised:
+    """Reads `count` rows of a matrix, a parameter's columns, as they are."""
+    columns = self.naming.convert(at.name, self.blocks(at.stored), config)
+    columns = columns[at.start : at.start + count]
+    packed, kind = blocks.pack(columns, at.kind), blocks.KEPT[at.kind].kind
+    if bad := quantised.broken(packed, kind):
+      raise ValueError(
+        f'{self.source}: {at.stored} has {bad} scales that are not finite; the '
+        'file is damaged'
+      )
+    order = self.orders.get(at.stored)
+    order = None if order is None else jnp.asarray(order, jnp.int32)
+    return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
 
 
 def unpermute(name: str, x: np.ndarray, config) -> np.ndarray:
@@ -256,106 +326,6 @@ HARMLESS = re.compile(
 )
 # What names of the language model in such a model begin with.
 INNER = re.compile(r'^(model\.)?language_model\.')
-
-
-def read(
-  reader: Reader,
-  config: model_config.LMConfig,
-  put: Put | None = None,
-  kept: Collection[str] | None = None,
-) -> types.Params:
-  """Reads the parameters of lm.make(config), nested.
-
-  put: places each parameter as it is read; None: on the default device.
-  kept: for the CPU kernels: the kinds of blocks that stay as they are. What is
-    no matrix is then float32, as they take it.
-  """
-  put = put or (lambda name, x: jnp.asarray(x))
-  plan, stored = _plan(reader, config), kinds(reader, config) if kept else {}
-  out = {}
-  for name, want in lm.shapes(config).items():
-    if kept and stored.get(name) in kept:
-      count = want.shape[0 if name == 'embed' else 1]
-      matrix = _read_blocks(reader, config, name, plan[name], count)
-      out[name] = weights.Table(matrix) if name == 'embed' else matrix
-      continue
-    narrow = kept is None or name.rpartition('/')[2] not in convert.VECTORS
-    x = np.empty(want.shape, want.dtype if narrow else np.float32)
-    if config.run.scan_layers and 'layers/' in name:
-      for i in range(want.shape[0]):
-        one = name.replace('layers/', f'layers/{i}/')
-        _read_into(x[i], reader, config, one, plan[one])
-    else:
-      _read_into(x, reader, config, name, plan[name])
-    out[name] = put(name, x)
-  return lm.nest(out)
-
-
-def kinds(reader: Reader, config: model_config.LMConfig) -> dict[str, str]:
-  """How the parameters are stored that may stay so, by their flat names."""
-  return {
-    name: reader.kinds[stored]
-    for name, (stored, _) in _plan(reader, config).items()
-    if stored in reader.kinds
-    and (reader.naming.turned(name) or name == 'embed')
-  }
-
-
-def _plan(reader: Reader, config) -> dict[str, tuple[str, int]]:
-  """{parameter: (stored name, its first output there)}, checked to be whole."""
-  naming, shapes = reader.naming, reader.shapes
-  wanted = lm.shapes(config.running(scan_layers=False))
-  plan = {name: reader.stored(name) for name in wanted}
-  head, table = reader.stored('head'), reader.stored('embed')
-  if config.tied:
-    # Tied models look tokens up in the head's columns.
-    plan['head'] = table if table in shapes or head not in shapes else head
-  places, needed = {}, {}
-  for name, x in plan.items():
-    need, start = wanted[name].shape, 0
-    module = _parts(name)[1]
-    for group in naming.joined:
-      if module in group:
-        every = [name.replace(module, other) for other in group]
-        sizes = [wanted[other].shape[-1] for other in every]
-        need = (*need[:-1], sum(sizes))
-        start = sum(sizes[: group.index(module)])
-    places[name] = x, start
-    needed[x] = need[::-1] if naming.turned(name) else need
-  spare = lambda x: x == head or HARMLESS.fullmatch(x) or reader.spare(x)
-  rest = {x: s for x, s in shapes.items() if x in needed or not spare(x)}
-  check(reader.source, needed, rest)
-  return places
-
-
-def _read_into(
-  out: np.ndarray, reader: Reader, config, name: str, place: tuple[str, int]
-) -> None:
-  """Reads one parameter, or one layer of it, in its final dtype."""
-  (stored, start), naming = place, reader.naming
-  x = naming.convert(name, reader.get(stored), config)
-  x = x.T if naming.turned(name) else x
-  # Casts and transposes in one pass, without a temporary array.
-  np.copyto(out, x[..., start : start + out.shape[-1]], casting='unsafe')
-  check_finite(reader.source, stored, out)
-
-
-def _read_blocks(
-  reader: Reader, config, name: str, place: tuple[str, int], count: int
-) -> weights.Quantised:
-  """Reads `count` rows of a matrix, a parameter's columns, as they are."""
-  stored, start = place
-  kept, columns = reader.kinds[stored], reader.blocks(stored)
-  columns = reader.naming.convert(name, columns, config)[start : start + count]
-  packed, kind = blocks.pack(columns, kept), blocks.KEPT[kept].kind
-  if bad := quantised.broken(packed, kind):
-    raise ValueError(
-      f'{reader.source}: {stored} has {bad} scales that are not finite; the '
-      'file is damaged'
-    )
-  order = reader.orders.get(stored)
-  order = None if order is None else jnp.asarray(order, jnp.int32)
-  return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
 
 
 def check_finite(source: str, name: str, x: np.ndarray) -> None:

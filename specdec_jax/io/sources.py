@@ -6,6 +6,7 @@ import hashlib
 import pathlib
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from specdec_jax import types
 from specdec_jax.io import download, export, files, hf, names, onnx_file
@@ -24,27 +25,39 @@ FUNCTION = re.compile(
 )
 
 
+class Drawn(NamedTuple):
+  """Random weights, of a seed: they are drawn when they are read."""
+
+  seed: int
+  narrow: bool = False
+
+  def places(self, config: model_config.LMConfig) -> dict[str, names.Place]:
+    return {name: names.Place(name, name) for name in lm.shapes(config)}
+
+  def floats(self, config, places, shape, dtype) -> types.Array:
+    return lm.draw(config, self.seed, [x.name for x in places], shape, dtype)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Source:
   """A model whose weights are not read yet.
 
   name: as it was given (FORMS). label: its name in tables.
   config: in float32, with neither scanned nor fused layers.
-  fill: fill(config, put, kept) reads the weights, nested, as names.read does.
-  hashed, stored: compute `digest` and find `kinds`.
+  reader: reads the weights.
+  hashed: computes `digest`.
   draft_ids: the ids that it proposes as a draft; () is all.
-  dtype: of what is not quantised, bfloat16 if all matrices are, else float32.
+  form: what most numbers of a quantised model are stored as, 'Q4_1'.
   """
 
   name: str
   label: str
   tokenizer: tokenizer_lib.Tokenizer
   config: model_config.LMConfig
-  fill: Callable[..., types.Params]
+  reader: names.Reader | Drawn
   hashed: Callable[[], str] = lambda: ''
   draft_ids: tuple[int, ...] = ()
-  stored: Callable[[], Mapping[str, str]] = dict
-  dtype: str = 'float32'
+  form: str = ''
 
   def __repr__(self) -> str:
     return f'Source({self.name!r})'
@@ -64,10 +77,15 @@ class Source:
     """As LanguageModel.ids."""
     return min(self.tokenizer.size, self.config.vocab)
 
+  @property
+  def dtype(self) -> str:
+    """Of what is not quantised: bfloat16 if all matrices are, else float32."""
+    return 'bfloat16' if self.reader.narrow else 'float32'
+
   @functools.cached_property
-  def kinds(self) -> Mapping[str, str]:
-    """How those of its parameters are stored that are quantised, by name."""
-    return self.stored()
+  def places(self) -> Mapping[str, names.Place]:
+    """Where its parameters are stored; ValueError if that is another model."""
+    return self.reader.places(self.config)
 
 
 def open_source(source: str) -> Source:
@@ -101,17 +119,16 @@ def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
   # Ours are called "model" or "draft", in a folder that says more.
   ours = f'{whole.parent.name}/{whole.name}'
   label = label or (ours if (folder / export.MARK).exists() else whole.name)
-  label += f' ({reader.kind}, dequantised)' if reader.kind else ''
   tokenizer = tokenizer_lib.from_folder(folder, source)
-  opened = _of_files(label, tokenizer, config, reader, weights)
+  opened = _of_files(label, tokenizer, config, reader, weights, reader.kind)
   return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))
 
 
 def _gguf(path: pathlib.Path, source: str, label: str) -> Source:
   config, reader, file = architectures.open_file(path, source)
-  label, paths = label or file.label(), file.parts or [file.path]
-  tokenizer = vocabulary.read(file, source)
-  return _of_files(label, tokenizer, config, reader, paths)
+  own, form = file.label()
+  tokenizer, paths = vocabulary.read(file, source), file.parts or [file.path]
+  return _of_files(label or own, tokenizer, config, reader, paths, form)
 
 
 def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
@@ -119,20 +136,21 @@ def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
   tokenizer = tokenizer_lib.from_folder(path.parent, source)
   end = tokenizer.inner.token_to_id('</s>')
   tokenizer = dataclasses.replace(tokenizer, eos_ids=(end,))
-  return _of_files(label, tokenizer, config, reader, weights)
+  return _of_files(label, tokenizer, config, reader, weights, reader.kind)
 
 
-def _of_files(label: str, tokenizer, config, reader, weights) -> Source:
+def _of_files(
+  label: str, tokenizer, config, reader, weights, form: str
+) -> Source:
   """The model of a names.Reader; weights: its files, for the digest."""
   return Source(
     reader.source,
     label,
     tokenizer.cut_to(config.vocab, reader.source),
     config,
-    fill=functools.partial(names.read, reader),
+    reader,
     hashed=lambda: files.digest(weights),
-    stored=functools.partial(names.kinds, reader, config),
-    dtype='bfloat16' if reader.narrow else 'float32',
+    form=form,
   )
 
 
@@ -147,6 +165,6 @@ def _random(source: str, rest: str) -> Source:
     f'{size} (random weights)',
     tokenizer_lib.from_bytes(config.vocab, source),
     config,
-    fill=lambda config, put, kept: lm.init(config, int(seed or 0), put),
+    Drawn(int(seed or 0)),
     hashed=lambda: hashlib.sha256(identity).hexdigest(),
   )

@@ -18,7 +18,7 @@ from specdec_jax.kernels import pages
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, weights
 
-# As the file has them (io.memory.Model.as_read).
+# As the file has them (io.plan.make).
 STORED = 'stored'
 CODES = (STORED, *weights.INTEGERS)
 DTYPES = (*model_config.ALLOWED['dtype'], *CODES)

@@ -8,7 +8,7 @@ names ('layers/0/attn/q/kernel').
 import functools
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -130,19 +130,29 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
   put: put(name, array) -> array places each parameter as it is made.
   """
   assert not config.run.packed, 'convert.pack packs what is made'
-  root = jax.random.key(seed)
-  key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
   out = {}
   for name, s in shapes(config).items():
-    before, layers_, rest = name.rpartition('layers/')
-    if config.run.scan_layers and layers_:
-      names = [f'{before}layers/{i}/{rest}' for i in range(s.shape[0])]
-      each = [drawn(config, key(n), n, s.shape[1:], s.dtype) for n in names]
-      x = jnp.stack(each)
-    else:
-      x = drawn(config, key(name), name, s.shape, s.dtype)
+    x = draw(config, seed, unscanned(config, name, s), s.shape, s.dtype)
     out[name] = put(name, x) if put else x
   return nest(out)
+
+
+def unscanned(config: model_config.LMConfig, name: str, stack) -> list[str]:
+  """The flat name of each layer's parameter in a stack, else the name."""
+  if not config.run.scan_layers or 'layers/' not in name:
+    return [name]
+  return [
+    name.replace('layers/', f'layers/{i}/') for i in range(stack.shape[0])
+  ]
+
+
+def draw(config, seed: int, names: Sequence[str], shape, dtype) -> Array:
+  """The random parameter of a name, or the stack of several, as in `init`."""
+  root = jax.random.key(seed)
+  key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
+  one = shape[1:] if names[1:] else shape
+  each = [drawn(config, key(n), n, one, dtype) for n in names]
+  return jnp.stack(each) if names[1:] else each[0]
 
 
 def drawn(config: model_config.LMConfig, key, name: str, shape, dtype) -> Array:

@@ -52,7 +52,8 @@ class Server:
     """
     self._served, self._worker, self._key = served, worker, key
     self._seconds, self._silence, self._most = seconds, silence, body
-    self._record = files.open_lines(record) if record else None
+    why = f'record {record}: its last line is no text: name another'
+    self._record = files.Lines(record, why).open() if record else None
     self._meters = meters_lib.Meters(served.name, worker)
     partial = functools.partial
     routes = (

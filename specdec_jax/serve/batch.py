@@ -120,15 +120,12 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
     ValueError: a line of another prompt, another config or other weights. The
       file is left as it is.
   """
-  if not path.exists():
-    return set()
-  whole, newline, torn = path.read_bytes().rpartition(b'\n')
   advice = f'name another --output, or delete {path.name} to start again'
-  if not torn.startswith(b'{"id":"'[: len(torn)]):
-    raise ValueError(f'{path}: its last line is no answer: {advice}')
+  why = f'{path}: its last line is no answer: {advice}'
+  lines = files.Lines(path, why, '{"id":"')
   digests = {prompt.id: _prompt_digest(run, prompt) for prompt in run.prompts}
   ids = set()
-  for where, row in files.read_jsonl(path, finished=True):
+  for where, row in lines.read():
     id = str(row.get('id'))
     if id not in digests or row.get('run') != digests[id]:
       raise ValueError(
@@ -136,7 +133,8 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
         f'those it was begun with, {advice}'
       )
     ids.add(id)
-  os.truncate(path, len(whole + newline))
+  if path.exists():
+    lines.open().close()
   return ids
 
 

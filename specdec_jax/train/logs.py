@@ -26,7 +26,10 @@ class Logs:
       with writing(workdir):
         for name in ('metrics', 'clocks'):
           path = workdir / f'{name}.jsonl'
-          files.write(path, b''.join(_until(path, first)))
+          lines = files.Lines(path, f'{path}: its last line is no step')
+          rows = (row for _, row in lines.read() if row['step'] <= first)
+          kept = ''.join(f'{json.dumps(row)}\n' for row in rows)
+          files.write(path, kept.encode())
           self._files[name] = open(path, 'a')
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
@@ -73,15 +76,3 @@ def writing(path: pathlib.Path):
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
   with writing(path):
     files.write(path, json.dumps(content, indent=1))
-
-
-def _until(path: pathlib.Path, step: int) -> list[bytes]:
-  """The lines up to a step, without an incomplete last line of a killed run."""
-  if not path.exists():
-    return []
-  kept = []
-  for line in path.read_bytes().splitlines(keepends=True):
-    with contextlib.suppress(ValueError):
-      if line.endswith(b'\n') and json.loads(line)['step'] <= step:
-        kept.append(line)
-  return kept

@@ -13,11 +13,11 @@ import numpy as np
 
 from specdec_jax import fields, hosts, sharding, types
 from specdec_jax import settings as settings_lib
-from specdec_jax.io import export, sources
+from specdec_jax.io import export, plan, sources
 from specdec_jax.io import load as load_lib
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
-from specdec_jax.models import lm, work
+from specdec_jax.models import work
 from specdec_jax.train import data, loop, runner, text, text_loss, text_metrics
 from specdec_jax.train import step as step_lib
 
@@ -132,11 +132,15 @@ def _prepare(
   if opened is None:
     tokenizer = _tokenizer(s.text, kept, workdir, begun)
     config = _of_size(s.model.size, tokenizer)
-    fill = lambda config, put, kept: lm.init(config, s.run.seed, put)
-    opened = sources.Source(s.model.size, s.model.size, tokenizer, config, fill)
+    drawn = sources.Drawn(s.run.seed)
+    opened = sources.Source(
+      s.model.size, s.model.size, tokenizer, config, drawn
+    )
   layout = mesh and sharding.lay_out(mesh, config, fsdp=s.mesh.fsdp)
-  model = load_lib.read(opened, put=layout and layout.put)
-  model = dataclasses.replace(model, layout=layout)
+  planned = plan.make(
+    opened, 'float32', layout=layout, scan_layers=False, kernels='xla'
+  )
+  model = load_lib.read(planned)
 
   def write(params, about):
     path, about = workdir / 'model', about | {'corpus': corpus.sha256}

@@ -12,7 +12,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import build, requests, types
-from specdec_jax.io import export, files, hf, names, sources
+from specdec_jax.io import export, files, hf, sources
 from specdec_jax.io import tokenizer as tokenizer_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
@@ -110,9 +110,9 @@ def test_weights_are_those_that_transformers_wrote(family, tmp_path):
   theirs = safetensors.numpy.load_file(tiny.GOLDEN / family / hf.SINGLE)
   raw = files.read_json(tiny.GOLDEN / family / 'config.json')
   for config, params in (
-    (c, names.read(reader, c)),
-    convert.fuse(c, names.read(reader, c)),
-    (scanned, names.read(reader, scanned)),
+    (c, tiny.params(reader, c)),
+    convert.fuse(c, tiny.params(reader, c)),
+    (scanned, tiny.params(reader, scanned)),
   ):
     export.save(tmp_path / 'x', config, params, small_tokenizer())
     weights = safetensors.numpy.load_file(tmp_path / 'x' / hf.SINGLE)

@@ -6,7 +6,7 @@ import pytest
 from configs import pair
 from specdec_jax import build, settings, sharding
 from specdec_jax.drafters import lm
-from specdec_jax.io import load, memory, sources
+from specdec_jax.io import load, memory, plan, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import work
 from tests.drafters import dflash_test, draft_file_test, medusa_test
@@ -40,7 +40,7 @@ def test_a_model_takes_what_was_said(tmp_path, form, dtype):
   """Norms are float32 in panels; of the embedding a pass reads rows."""
   opened = sources.open_source(source(form, tmp_path))
   params = load.load(opened, dtype=dtype).params
-  said = memory.Model(opened, dtype)
+  said = plan.make(opened, dtype)
   assert said.bytes() == pytest.approx(work.tree_bytes(params), rel=0.01)
   assert said.step_bytes() == pytest.approx(work.step_bytes(params), rel=0.01)
 
@@ -65,16 +65,16 @@ def test_only_what_is_rounded_takes_more_until_it_has_its_place(tmp_path):
   """Embedding and head come first; then all float32 is less than what is held
   in the end."""
   opened = sources.open_source(source('floats', tmp_path))
-  most = {x: memory.Model(opened, x).most() for x in ('float32', 'int4')}
-  whole, last = memory.Model(opened, 'float32').bytes(), 4 * 64 * 96
+  most = {x: plan.make(opened, x).most() for x in ('float32', 'int4')}
+  whole, last = plan.make(opened, 'float32').bytes(), 4 * 64 * 96
   assert whole < most['float32'] <= whole + last
   table = 640 * 64
   assert most['int4'] == table * (2 * 34 / 32 + 4)
-  line = memory.check({'a': memory.Model(opened, 'int4')})
+  line = memory.check({'a': plan.make(opened, 'int4')})
   assert line.startswith('a 0.1 MB (int4), 0.3 MB while they are read; ')
   (tmp_path / 'b').mkdir()
   opened = sources.open_source(source('quantised', tmp_path / 'b'))
-  stored = memory.Model(opened, 'stored')
+  stored = plan.make(opened, 'stored')
   assert stored.bytes() < stored.most() < stored.bytes() + last
 
 

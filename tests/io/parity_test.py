@@ -12,7 +12,7 @@ import safetensors.numpy
 from gguf import RopeScalingType
 
 from specdec_jax import types
-from specdec_jax.io import hf, names
+from specdec_jax.io import hf
 from specdec_jax.io.config_json import families
 from specdec_jax.io.gguf import architectures
 from specdec_jax.models import config
@@ -30,7 +30,7 @@ def our_logits(folder, golden, scan_layers=False):
   source = None
   if 'source' in golden:
     source = types.Source(golden['source'], golden['lengths'])
-  params = names.read(reader, c)
+  params = tiny.params(reader, c)
   return np.asarray(tiny.logits(c, params, golden['tokens'], source))
 
 
@@ -56,7 +56,7 @@ def test_other_settings_give_the_golden_logits(name, x64):
   c, naming = families.from_json(raw, folder)
   c, reader = c.running(dtype='float64'), reader._replace(naming=naming)
   # Operation by operation: most are compiled once for all variants.
-  params = names.read(reader, c)
+  params = tiny.params(reader, c)
   ours = tiny.eager_logits(c, params, golden['tokens'])[0]
   np.testing.assert_allclose(ours, golden[name], rtol=0, atol=5e-6)
 
@@ -93,7 +93,7 @@ def test_a_gguf_file_gives_the_golden_logits(family, fields, tmp_path):
     have = dataclasses.replace(have, query_scale=12**-0.5)
   same = {**vars(have), 'norm_eps': c.norm_eps}
   assert config.LMConfig(**same) == c
-  ours = tiny.logits(have, names.read(reader, have), golden['tokens'])
+  ours = tiny.logits(have, tiny.params(reader, have), golden['tokens'])
   np.testing.assert_allclose(ours, golden['logits'], atol=1e-4, rtol=1e-4)
 
 

@@ -109,6 +109,11 @@ WIDE = dict(
 )
 
 
+def put(kind, layout, name, x):
+  where = layout and layout.parameter(name, x.ndim)
+  return rounded.put(x, rounded.kind_of(kind, name, x.shape), where)
+
+
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('kind', weights.INTEGERS)
 def test_a_mesh_splits_codes_and_scales_alike(kind, scan):
@@ -116,7 +121,7 @@ def test_a_mesh_splits_codes_and_scales_alike(kind, scan):
   config = fakes.tiny(**WIDE).running(scan_layers=scan)
   layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
   place = lambda layout: lm.flatten(
-    lm.init(config, 0, lambda *x: rounded.put(kind, layout, *x))
+    lm.init(config, 0, functools.partial(put, kind, layout))
   )
   split, whole = place(layout), place(None)
   shapes = rounded.shapes(lm.shapes(config), kind)
@@ -140,7 +145,7 @@ def test_groups_that_devices_divide_are_not_cut():
   config = fakes.tiny(**WIDE | dict(mlp=512))
   layout = sharding.lay_out(sharding.make_mesh(2, 2), config)
   x, name = numbers(512, 128), 'layers/0/mlp/down/kernel'
-  matrix = rounded.put('int4', layout, name, x)
+  matrix = put('int4', layout, name, x)
   held = jax.tree.map(lambda x: x.sharding.shard_shape(x.shape), matrix)
   assert held == weights.Grouped((2, 128, 128), (2, 128), (2, 128))
   # Each device has the scales of its own groups.
@@ -157,7 +162,7 @@ def test_groups_that_devices_divide_are_not_cut():
   layout = sharding.lay_out(
     sharding.make_mesh(1, 3), fakes.tiny(**WIDE | dict(heads=6, kv_heads=6))
   )
-  held = rounded.shardings(layout, name, matrix)
+  held = rounded.shardings(layout.parameter(name, 2), matrix)
   assert held.codes.shard_shape(matrix.codes.shape) == matrix.codes.shape
 
 
@@ -192,6 +197,6 @@ def test_speculates_under_a_mesh_as_on_one_device(tmp_path, kind):
     wanted = convert.plain(plain.config, plain.params)[1]
     for name, x in values.items():
       assert x.shape == wanted[name].shape
-      same = not rounded.kind_of(name, kind)
+      same = not rounded.kind_of(kind, name, x.shape)
       np.testing.assert_allclose(x, wanted[name], atol=0 if same else 0.05)
   assert all(x == texts[0] for x in texts)

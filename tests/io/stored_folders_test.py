@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from specdec_jax.io import load, memory, sources
+from specdec_jax.io import load, plan, sources
 from specdec_jax.kernels import quantised
 from specdec_jax.models import convert, lm, weights, work
 from tests.io import quantised_test, stored_test, tiny
@@ -48,7 +48,7 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case, tmp_path):
   folder = quantised_test.write(tmp_path / 'model', family, how=how, **sizes)
   other = quantised_test.dequantised(folder, sizes.get('arch', 'llama'))
   opened = sources.open_source(str(folder))
-  said = memory.Model(opened, 'stored').bytes()
+  said = plan.make(opened, 'stored').bytes()
   stored, plain = load.load(opened, dtype='stored'), load.load(str(other))
   label = quantised_test.FAMILIES[family][2]
   assert stored.label == f'model ({label}, stored)'
@@ -100,7 +100,7 @@ def test_what_is_not_quantised_stays_bfloat16(tmp_path, all_kept):
   plain = load.load(str(quantised_test.dequantised(folder)), dtype='float32')
   m = load.load(str(folder))
   assert m.dtype == ('bfloat16' if all_kept else 'float32')
-  said = memory.Model(sources.open_source(str(folder)), 'stored').bytes()
+  said = plan.make(sources.open_source(str(folder)), 'stored').bytes()
   assert said == pytest.approx(work.tree_bytes(m.params), rel=0.01)
   assert 0 < stored_test.apart(m, plain) < 2e-4
 

@@ -11,7 +11,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import forward
-from specdec_jax.io import files, hf, load, names, sources
+from specdec_jax.io import files, hf, load, plan, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -223,15 +223,26 @@ def needs_kernels(*kinds: str) -> None:
       pytest.skip(why)
 
 
-def read(source, **settings) -> load.LanguageModel:
-  """A model as its files have it: not fused, not placed."""
-  return load.read(sources.open_source(str(source)), **settings)
+def read(source, dtype='float32', **settings) -> load.LanguageModel:
+  """A model as its files have it: not fused, not packed."""
+  opened = sources.open_source(str(source))
+  return load.read(plan.make(opened, dtype, kernels='xla', **settings))
 
 
 def weights_of(folder):
   """The parameters of a folder that needs no tokenizer."""
   c, reader, _ = hf.open_folder(folder, str(folder))
-  return names.read(reader, c)
+  return params(reader, c)
+
+
+def params(reader, c, kernels='xla', dtype=''):
+  """The parameters of an open file of weights, in the settings' dtype."""
+  opened = sources.Source(
+    'a file', 'a', byte_tokenizer(), c.running(scan_layers=False), reader
+  )
+  scan = c.run.scan_layers
+  made = plan.make(opened, dtype or c.dtype, scan_layers=scan, kernels=kernels)
+  return plan.read(made)
 
 
 def eager_logits(config, params, tokens_BT, source=None):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.io import files
-from specdec_jax.io.gguf import blocks as gguf_blocks
+from specdec_jax.kernels import blocks as gguf_blocks
 from specdec_jax.kernels import calls, library, quantised
 
 # How matrices are stored in a file, and groups.

@@ -22,7 +22,7 @@ from specdec_jax.chips import hlo
 from specdec_jax.costs import scripted
 from specdec_jax.drafters import eagle, early_exit, hybrid
 from specdec_jax.drafters import lm as lm_drafter
-from specdec_jax.io import hf, load, names
+from specdec_jax.io import hf, load
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.verify import coupled, reject
@@ -267,7 +267,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
     [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
     requests.Wanted(24),
   )
-  params = names.read(reader, config)
+  params = tiny.params(reader, config)
   logits = tiny.logits(config, params, golden['tokens'], request.source)
   np.testing.assert_allclose(logits, golden['logits'], atol=1e-4, rtol=1e-4)
   assert plain_text(config, params, request) == golden['greedy'].tolist()

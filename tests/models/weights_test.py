@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from specdec_jax.io.gguf import blocks
-from specdec_jax.kernels import calls
+from specdec_jax.kernels import blocks, calls
 from specdec_jax.models import convert, layers, lm, weights, work
 from tests import fakes
 from tests.io import tiny

@@ -81,8 +81,9 @@ class File:
       )
     return value
 
-  def label(self) -> str:
-    """'SmolLM2-135M-Instruct (Q4_1, dequantised)': name and commonest type."""
+  def label(self) -> tuple[str, str]:
+    """('SmolLM2-135M-Instruct', 'Q4_1'): the name and the commonest type of its
+    numbers; ('SmolLM2-135M-Instruct (F16)', '') if that is no quantised one."""
     sizes: dict[str, int] = {}
     for t in self.tensors.values():
       sizes[t.kind.name] = sizes.get(t.kind.name, 0) + t.raw.size
@@ -90,7 +91,7 @@ class File:
     stem = re.sub(r'-\d{5}-of-\d{5}$', '', self.path.stem)
     stem = stem.removesuffix(f'.{kind}').removesuffix(f'-{kind}')
     exact = kind in ('F32', 'F16', 'BF16')
-    return f'{stem} ({kind}{"" if exact else ", dequantised"})'
+    return (f'{stem} ({kind})', '') if exact else (stem, kind)
 
 
 def parse(path: pathlib.Path) -> File:

@@ -7,7 +7,6 @@ For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
 does: there smaller groups cost no time.
 """
 
-import contextlib
 import functools
 import math
 from typing import Any
@@ -18,10 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specdec_jax import hosts, sharding
+from specdec_jax import hosts
 from specdec_jax.io import files
-from specdec_jax.io.gguf import blocks
-from specdec_jax.kernels import library, quantised
+from specdec_jax.kernels import blocks, library, quantised
 from specdec_jax.models import convert, weights
 
 # dtype -> the kinds of a layer's matrices, and of embedding and head.
@@ -64,49 +62,63 @@ def _sizes(shape: tuple[int, ...], kind: str) -> tuple[int, int, int]:
   return K // C, C, N
 
 
-def kind_of(name: str, kind: str) -> str:
-  """What a parameter is stored as, by its flat name; '': as it is."""
-  if name == 'head':
-    return kind and 'int8'
-  return kind if name.endswith('/kernel') else ''
+def kind_of(
+  dtype: str, name: str, shape: tuple[int, ...], packs: bool = False
+) -> str:
+  """What a parameter's matrix is rounded to, by its flat name; '': it stays.
+
+  packs: for the CPU kernels, which round the embedding too. Matrices whose rows
+    are no whole blocks stay float32.
+  """
+  ends = name == 'head' or (packs and name == 'embed')
+  if not dtype or not (ends or name.endswith('/kernel')):
+    return ''
+  if not packs:
+    return 'int8' if ends else dtype
+  kind = KINDS[dtype][ends]
+  rows = shape[-1 if name == 'embed' else 0]
+  return '' if rows % quantised.KINDS[kind].depth else kind
 
 
 def shapes(flat: dict[str, Any], kind: str) -> dict[str, Any]:
   """What `put` makes of parameters: of their shapes, by flat name."""
-  out = dict(flat)
-  for name, x in flat.items():
-    if mine := kind_of(name, kind):
-      depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, mine)
-      scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
-      codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(mine))
-      out[name] = weights.Grouped(codes, scale, scale)
-  return out
+  kinds = {name: kind_of(kind, name, x.shape) for name, x in flat.items()}
+  return {name: grouped(x, kinds[name]) for name, x in flat.items()}
 
 
-def put(kind: str, layout: sharding.Layout | None, name: str, x: Any) -> Any:
-  """Stores a parameter and places it, as names.read has it done; kind: ''
-  leaves all as they are."""
-  if mine := kind_of(name, kind):
-    x = quantise(x, mine)
-  if layout is None:
+def grouped(x: Any, kind: str) -> Any:
+  """The shapes of a parameter's arrays as a kind of matrix; '': as they are."""
+  if not kind:
+    return x
+  depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, kind)
+  scale = jax.ShapeDtypeStruct((*depth, G, N), jnp.float32)
+  codes = jax.ShapeDtypeStruct((*depth, G, C, N), jnp.dtype(kind))
+  return weights.Grouped(codes, scale, scale)
+
+
+def put(x: Any, kind: str, where: NamedSharding | None) -> Any:
+  """Places a parameter, whose matrix is rounded to a kind; '': as it is."""
+  x = quantise(x, kind) if kind else x
+  if where is None:
     return jax.tree.map(jnp.asarray, x)
-  return jax.tree.map(hosts.put, x, shardings(layout, name, x))
+  return jax.tree.map(hosts.put, x, shardings(where, x))
 
 
-def shardings(layout: sharding.Layout, name: str, x: Any) -> Any:
+def shardings(where: NamedSharding, x: Any) -> Any:
   """Where the arrays of a parameter lie; x: the parameter, or its shapes.
 
   Rows are split between groups if that divides them, else inside of each.
+
+  where: of the matrix, by Layout.parameter.
   """
-  where = layout.parameter(name, len(x.shape))
   if not isinstance(x, weights.Grouped):
     return where
   *depth, rows, columns = where.spec
   G, C, _ = x.codes.shape[-3:]
-  parts = math.prod(layout.mesh.shape[axis] for axis in jax.tree.leaves(rows))
+  parts = math.prod(where.mesh.shape[axis] for axis in jax.tree.leaves(rows))
   between = rows if G % parts == 0 else None
   inside = rows if between is None and C % parts == 0 else None
-  at = lambda *axes: NamedSharding(layout.mesh, PartitionSpec(*depth, *axes))
+  at = lambda *axes: NamedSharding(where.mesh, PartitionSpec(*depth, *axes))
   scale = at(between, columns)
   return weights.Grouped(at(between, inside, columns), scale, scale)
 
@@ -114,23 +126,10 @@ def shardings(layout: sharding.Layout, name: str, x: Any) -> Any:
 # --- for the kernels of one CPU ----------------------------------------------
 
 
-def packed_kind(dtype: str, name: str, shape: tuple[int, ...]) -> str:
-  """What `pack` makes of a parameter, by its flat name; '': it stays float32,
-  as do matrices whose rows are no whole blocks."""
-  inner, ends = KINDS[dtype]
-  kind = ends if name in ('head', 'embed') else inner
-  if not (name in ('head', 'embed') or name.endswith('/kernel')):
-    return ''
-  rows = shape[-1 if name == 'embed' else 0]
-  return '' if rows % quantised.KINDS[kind].depth else kind
-
-
-def pack(source: str, dtype: str, name: str, x: Any) -> Any:
-  """Stores a parameter as panels of blocks, as names.read has it done."""
-  kind = packed_kind(dtype, name, x.shape)
-  if not kind:
-    return jnp.asarray(x)
-  x_NK, raw = np.asarray(x if name == 'embed' else x.T, np.float32), []
+def pack(x_NK: Any, kind: str) -> weights.Quantised | None:
+  """A matrix as panels of blocks, from its columns; None if a number of theirs
+  is too large for a scale."""
+  x_NK, raw = np.asarray(x_NK, np.float32), []
   for i in range(0, len(x_NK), _MOST):
     some = np.ascontiguousarray(x_NK[i : i + _MOST])
     with np.errstate(over='ignore'):
@@ -138,11 +137,8 @@ def pack(source: str, dtype: str, name: str, x: Any) -> Any:
   count = x_NK.shape[1] // quantised.KINDS[kind].depth
   panels = blocks.pack(np.concatenate(raw).reshape(len(x_NK), count, -1), kind)
   if quantised.broken(panels, kind):
-    raise ValueError(
-      f"{source}: {name} is too large for {dtype}; give dtype='float32'"
-    )
-  matrix = weights.Quantised(jnp.asarray(panels), kind, len(x_NK))
-  return weights.Table(matrix) if name == 'embed' else matrix
+    return None
+  return weights.Quantised(jnp.asarray(panels), kind, len(x_NK))
 
 
 def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
@@ -165,8 +161,7 @@ def _round(params: dict[str, Any], name: str) -> None:
     if isinstance(x, dict):
       _round(x, key)
     elif key in ('kernel', 'head') and not codes:
-      parts = convert.PARTS.get(name, 1)
-      each = jnp.split(weights.of(x).dense(), parts, -1)
-      with contextlib.suppress(ValueError):  # too large for a scale
-        each = [pack(name, 'int8', 'head', part) for part in each]
-        params[key] = weights.join(each, parts)
+      wide, parts = weights.of(x).dense(), convert.PARTS.get(name, 1)
+      if kind := kind_of('int8', 'head', wide.shape, packs=True):
+        each = [pack(part.T, kind) for part in jnp.split(wide, parts, -1)]
+        params[key] = weights.join(each, parts) if all(each) else x

@@ -1,0 +1,229 @@
+"""What each parameter of a model becomes, decided before any is read.
+
+A row a parameter. What a model takes of memory is a sum over its rows, its
+label and its codes are their kinds, and to read it is a loop over them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+import jax
+
+from specdec_jax import sharding, types
+from specdec_jax.io import files, names, sources
+from specdec_jax.io.quantised import rounded
+from specdec_jax.kernels import blocks, library, quantised
+from specdec_jax.models import config as model_config
+from specdec_jax.models import convert, lm, weights, work
+
+
+class Row(NamedTuple):
+  """A parameter that is about to be read.
+
+  name: its flat name. shape, dtype: of its numbers.
+  places: where they are stored; of several, each has one index of the first
+    axis: a layer of a stack, or an expert.
+  where: how it is split over a mesh; None is one device.
+  held: what its matrix is rounded to or kept as, of quantised.KINDS or, off the
+    CPU kernels, of weights.INTEGERS; '' is its numbers.
+  kept: whether those are the file's own codes.
+  """
+
+  name: str
+  shape: tuple[int, ...]
+  dtype: str
+  places: tuple[names.Place, ...]
+  where: jax.sharding.NamedSharding | None = None
+  held: str = ''
+  kept: bool = False
+
+  @property
+  def bytes(self) -> float:
+    """Bytes of its arrays; not of an order of inputs."""
+    if kind := quantised.KINDS.get(self.held):
+      return math.prod(self.shape) * kind.size / kind.depth
+    numbers = jax.ShapeDtypeStruct(self.shape, self.dtype)
+    return work.tree_bytes(rounded.grouped(numbers, self.held))
+
+  @property
+  def beside(self) -> float:
+    """Bytes beside it until it has its place: its blocks, or its numbers."""
+    return self.bytes if self.kept else 4 * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+  """A model that is about to be read.
+
+  dtype: as it was asked for, of convert.DTYPES.
+  config: as it is read, before it is fused or packed.
+  rows: its parameters, in the order in which they are read.
+  packs: whether the kernels of one CPU will read it.
+  layout, kernels: as of `make`.
+  """
+
+  source: sources.Source
+  dtype: str
+  config: model_config.LMConfig
+  rows: tuple[Row, ...]
+  packs: bool
+  layout: sharding.Layout | None
+  kernels: str
+
+  @property
+  def kept(self) -> bool:
+    """Whether any matrix stays as it is stored."""
+    return any(row.kept for row in self.rows)
+
+  @property
+  def unread(self) -> list[str]:
+    """The kinds of codes that are read as numbers, of a model asked for as it
+    is stored."""
+    each = {at.kind for row in self.rows if not row.kept for at in row.places}
+    return sorted(each - {''}) if self.dtype == convert.STORED else []
+
+  @property
+  def codes(self) -> str:
+    """How matrices are held, as in 'stored, int8 rows'; '' is as numbers."""
+    kinds = sorted({row.held for row in self.rows} - {''})
+    found = convert.STORED if self.kept else ' and '.join(kinds)
+    found = self.dtype if self.dtype in kinds else found  # XLA's own groups
+    return found and found + self._coarse
+
+  @property
+  def _coarse(self) -> str:
+    return ', int8 rows' * (self.kernels == 'int8')
+
+  @property
+  def label(self) -> str:
+    """'1.5b (Q4_K, again int4)', but '135m (int4)': its name in tables."""
+    form, how = self.source.form, ''
+    if self.dtype in weights.INTEGERS:
+      how = f'again {self.dtype}' if form else self.dtype
+    elif form and self.kept:
+      how = 'stored'
+    elif form:
+      narrow = self.config.dtype == 'bfloat16'
+      how = 'again bfloat16' if narrow else 'dequantised'
+    found = ', '.join(filter(None, (form, how))) + self._coarse
+    return f'{self.source.label} ({found})' if found else self.source.label
+
+  def again(self, dtype: str) -> 'Plan':
+    """The plan of the same model in another dtype."""
+    return make(
+      self.source,
+      dtype,
+      layout=self.layout,
+      scan_layers=self.config.run.scan_layers,
+      kernels=self.kernels,
+    )
+
+  def bytes(self) -> float:
+    """Bytes of its parameters."""
+    return sum(row.bytes for row in self.rows)
+
+  def most(self) -> float:
+    """Bytes of its parameters while they are read."""
+    held = most = 0.0
+    for row in self.rows:
+      held += row.bytes
+      most = max(most, held + row.beside)
+    return most
+
+  def step_bytes(self) -> float:
+    """Bytes that each pass reads, as work.step_bytes has them."""
+    return sum(row.bytes for row in self.rows if lm.every_pass(row.name))
+
+
+def make(
+  source: sources.Source,
+  dtype: str = convert.STORED,
+  *,
+  layout: sharding.Layout | None = None,
+  scan_layers: bool | None = None,
+  kernels: str = 'auto',
+) -> Plan:
+  """Plans how an open source will be read.
+
+  'stored', for the kernels of one CPU: every matrix stays as it is, but for
+  those that have none. Elsewhere all is read as float32; on accelerators a
+  quantised model as bfloat16, another one in the source's dtype.
+
+  dtype, scan_layers, kernels: as of load.load.
+  layout: on a mesh; None is one device.
+  """
+  if scan_layers is None:
+    scan_layers = jax.default_backend() == 'tpu'
+  alone = layout is None and not scan_layers
+  ready = lambda kinds: (
+    alone and library.ready(kernels, files.cache_folder(), kinds)
+  )
+  packs = dtype != 'float64' and ready(rounded.KINDS.get(dtype, ()))
+  every = {at.kind for at in source.places.values()} - {''}
+  kept, floats = set(), dtype
+  if dtype in weights.INTEGERS:
+    floats = activations()
+  elif dtype == convert.STORED:
+    kept = every & blocks.KEPT.keys()
+    kept = kept if ready([blocks.KEPT[x].kind for x in kept]) else set()
+    here = packs or jax.default_backend() != 'cpu'
+    floats = source.dtype if here and kept == every else activations()
+  config = source.config.running(dtype=floats, scan_layers=scan_layers)
+  vector = lambda name: name.rpartition('/')[2] in convert.VECTORS
+  rows = tuple(
+    Row(
+      name,
+      x.shape,
+      'float32' if packs and vector(name) else str(x.dtype),
+      tuple(source.places[n] for n in lm.unscanned(config, name, x)),
+      layout and layout.parameter(name, len(x.shape)),
+    )
+    for name, x in lm.shapes(config).items()
+  )
+  rows = tuple(_held(row, dtype, kept, packs) for row in rows)
+  return Plan(source, dtype, config, rows, packs, layout, kernels)
+
+
+def _held(row: Row, dtype: str, kept: Collection[str], packs: bool) -> Row:
+  """The row, with what its matrix becomes."""
+  if (stored := row.places[0].kind) in kept:
+    return row._replace(held=blocks.KEPT[stored].kind, kept=True)
+  if dtype not in weights.INTEGERS:
+    return row
+  return row._replace(held=rounded.kind_of(dtype, row.name, row.shape, packs))
+
+
+def read(plan: Plan) -> types.Params:
+  """Reads the parameters of lm.make(plan.config), nested, each to its place."""
+  reader: Any = plan.source.reader
+  out = {}
+  for row in plan.rows:
+    table = row.name == 'embed'
+    if row.kept:
+      x = reader.codes(plan.config, row.places[0], row.shape[0 if table else 1])
+    else:
+      x = reader.floats(plan.config, row.places, row.shape, row.dtype)
+      x = _rounded(plan, row, x)
+    codes = row.held in quantised.KINDS
+    out[row.name] = weights.Table(x) if table and codes else x
+  return lm.nest(out)
+
+
+def _rounded(plan: Plan, row: Row, x: Any) -> Any:
+  """The numbers of a row as it holds them, in their place."""
+  if row.held not in quantised.KINDS:
+    return rounded.put(x, row.held, row.where)
+  packed = rounded.pack(x if row.name == 'embed' else x.T, row.held)
+  if packed is None:
+    raise ValueError(
+      f'{plan.source.name}: {row.name} is too large for {plan.dtype}; give '
+      "dtype='float32'"
+    )
+  return packed
+
+
+def activations() -> str:
+  """The dtype of activations beside matrices of integers."""
+  return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'
