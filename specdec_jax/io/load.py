@@ -190,10 +190,11 @@ def load(
       "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
     )
   memory.check({source: planned})
-  if planned.unread:
+  numbers = (x for row in planned.rows if not row.kept for x in row.places)
+  if (found := {x.kind for x in numbers} - {''}) and dtype == convert.STORED:
     logging.warning(
       '%s: no kernel here reads %s: these matrices are read as %s',
-      *(source, ', '.join(planned.unread), planned.config.dtype),
+      *(source, ', '.join(sorted(found)), planned.config.dtype),
     )
   model = read(planned)
   config, params = model.config, model.params
@@ -201,8 +202,6 @@ def load(
     config, params = convert.fuse(config, params)
   if planned.packs:
     config, params = convert.pack(config, params)
-  if kernels == 'int8':
-    params = convert.narrow(params)
   return dataclasses.replace(model, lm_config=config, params=params)
 
 

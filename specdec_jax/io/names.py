@@ -5,8 +5,8 @@ a second copy of the model.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -141,16 +141,11 @@ class Reader(NamedTuple):
     check(self.source, needed, rest)
     return places
 
-  def floats(
-    self,
-    config: model_config.LMConfig,
-    places: Sequence[Place],
-    shape: tuple[int, ...],
-    dtype: str,
-  ) -> np.ndarray:
-    """Reads a parameter in its final dtype; of several places, a stack."""
-    x = np.empty(shape, dtype)
-    for out, at in zip(x if places[1:] else [x], places, strict=True):
+  def floats(self, config: model_config.LMConfig, row: Any) -> np.ndarray:
+    """Reads a row of a plan, in its final dtype."""
+    x = np.empty(row.shape, row.dtype)
+    each: Any = x if row.places[1:] else [x]
+    for out, at in zip(each, row.places, strict=True):
       y = self.naming.convert(at.name, self.get(at.stored), config)
       y = y.T if self.naming.turned(at.name) else y
       # Casts and transposes in one pass, without a temporary array.
@@ -159,21 +154,20 @@ class Reader(NamedTuple):
       check_finite(self.source, at.stored, out)
     return x
 
-  def codes(
-    self, config: model_config.LMConfig, at: Place, count: int
-  ) -> weights.Quantised:
-    """Reads `count` rows of a matrix, a parameter's columns, as they are."""
+  def codes(self, config: model_config.LMConfig, row: Any) -> weights.Quantised:
+    """Reads a matrix as it is stored: some rows there, its columns."""
+    (at,), count = row.places, row.shape[0 if row.name == 'embed' else 1]
     columns = self.naming.convert(at.name, self.blocks(at.stored), config)
     columns = columns[at.start : at.start + count]
-    packed, kind = blocks.pack(columns, at.kind), blocks.KEPT[at.kind].kind
-    if bad := quantised.broken(packed, kind):
+    packed = blocks.pack(columns, at.kind)
+    if bad := quantised.broken(packed, row.held):
       raise ValueError(
         f'{self.source}: {at.stored} has {bad} scales that are not finite; the '
         'file is damaged'
       )
     order = self.orders.get(at.stored)
     order = None if order is None else jnp.asarray(order, jnp.int32)
-    return weights.Quantised(jnp.asarray(packed), kind, count, order=order)
+    return weights.Quantised(jnp.asarray(packed), row.held, count, order=order)
 
 
 def unpermute(name: str, x: np.ndarray, config) -> np.ndarray:

@@ -5,8 +5,9 @@ label and its codes are their kinds, and to read it is a loop over them.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +27,9 @@ class Row(NamedTuple):
   places: where they are stored; of several, each has one index of the first
     axis: a layer of a stack, or an expert.
   where: how it is split over a mesh; None is one device.
-  held: what its matrix is rounded to or kept as, of quantised.KINDS or, off the
-    CPU kernels, of weights.INTEGERS; '' is its numbers.
-  kept: whether those are the file's own codes.
+  held: the codes in memory, of quantised.KINDS or, off the CPU kernels, of
+    weights.INTEGERS; '' is numbers.
+  kept: whether they are the file's own.
   """
 
   name: str
@@ -49,7 +50,7 @@ class Row(NamedTuple):
 
   @property
   def beside(self) -> float:
-    """Bytes beside it until it has its place: its blocks, or its numbers."""
+    """Bytes beside these until it has its place: its blocks, or its numbers."""
     return self.bytes if self.kept else 4 * math.prod(self.shape)
 
 
@@ -62,27 +63,22 @@ class Plan:
   rows: its parameters, in the order in which they are read.
   packs: whether the kernels of one CPU will read it.
   layout, kernels: as of `make`.
+  again: again(dtype) is the plan of the same model in another dtype.
   """
 
   source: sources.Source
   dtype: str
   config: model_config.LMConfig
-  rows: tuple[Row, ...]
+  rows: list[Row]
   packs: bool
   layout: sharding.Layout | None
   kernels: str
+  again: Callable[[str], 'Plan']
 
   @property
   def kept(self) -> bool:
     """Whether any matrix stays as it is stored."""
     return any(row.kept for row in self.rows)
-
-  @property
-  def unread(self) -> list[str]:
-    """The kinds of codes that are read as numbers, of a model asked for as it
-    is stored."""
-    each = {at.kind for row in self.rows if not row.kept for at in row.places}
-    return sorted(each - {''}) if self.dtype == convert.STORED else []
 
   @property
   def codes(self) -> str:
@@ -109,16 +105,6 @@ class Plan:
       how = 'again bfloat16' if narrow else 'dequantised'
     found = ', '.join(filter(None, (form, how))) + self._coarse
     return f'{self.source.label} ({found})' if found else self.source.label
-
-  def again(self, dtype: str) -> 'Plan':
-    """The plan of the same model in another dtype."""
-    return make(
-      self.source,
-      dtype,
-      layout=self.layout,
-      scan_layers=self.config.run.scan_layers,
-      kernels=self.kernels,
-    )
 
   def bytes(self) -> float:
     """Bytes of its parameters."""
@@ -169,59 +155,47 @@ def make(
     kept = every & blocks.KEPT.keys()
     kept = kept if ready([blocks.KEPT[x].kind for x in kept]) else set()
     here = packs or jax.default_backend() != 'cpu'
-    floats = source.dtype if here and kept == every else activations()
+    own = 'bfloat16' if source.reader.narrow else 'float32'
+    floats = own if here and kept == every else activations()
   config = source.config.running(dtype=floats, scan_layers=scan_layers)
-  vector = lambda name: name.rpartition('/')[2] in convert.VECTORS
-  rows = tuple(
-    Row(
-      name,
-      x.shape,
-      'float32' if packs and vector(name) else str(x.dtype),
-      tuple(source.places[n] for n in lm.unscanned(config, name, x)),
-      layout and layout.parameter(name, len(x.shape)),
-    )
-    for name, x in lm.shapes(config).items()
+  rows = []
+  for name, x in lm.shapes(config).items():
+    at = tuple(source.places[n] for n in lm.unscanned(config, name, x))
+    vector = packs and name.rpartition('/')[2] in convert.VECTORS
+    wide = 'float32' if vector else str(x.dtype)
+    where = layout and layout.parameter(name, len(x.shape))
+    if stays := at[0].kind in kept:
+      held = blocks.KEPT[at[0].kind].kind
+    else:
+      held = rounded.kind_of(dtype, name, x.shape, packs)
+    rows.append(Row(name, x.shape, wide, at, where, held, stays))
+  again = functools.partial(
+    make, source, layout=layout, scan_layers=scan_layers, kernels=kernels
   )
-  rows = tuple(_held(row, dtype, kept, packs) for row in rows)
-  return Plan(source, dtype, config, rows, packs, layout, kernels)
-
-
-def _held(row: Row, dtype: str, kept: Collection[str], packs: bool) -> Row:
-  """The row, with what its matrix becomes."""
-  if (stored := row.places[0].kind) in kept:
-    return row._replace(held=blocks.KEPT[stored].kind, kept=True)
-  if dtype not in weights.INTEGERS:
-    return row
-  return row._replace(held=rounded.kind_of(dtype, row.name, row.shape, packs))
+  return Plan(source, dtype, config, rows, packs, layout, kernels, again)
 
 
 def read(plan: Plan) -> types.Params:
   """Reads the parameters of lm.make(plan.config), nested, each to its place."""
   reader: Any = plan.source.reader
-  out = {}
+  out, bits = {}, 8 if plan.kernels == 'int8' else 16
   for row in plan.rows:
     table = row.name == 'embed'
     if row.kept:
-      x = reader.codes(plan.config, row.places[0], row.shape[0 if table else 1])
+      x = reader.codes(plan.config, row)
     else:
-      x = reader.floats(plan.config, row.places, row.shape, row.dtype)
-      x = _rounded(plan, row, x)
-    codes = row.held in quantised.KINDS
-    out[row.name] = weights.Table(x) if table and codes else x
+      x = reader.floats(plan.config, row)
+      x = rounded.put(x, row.held, row.where, table)
+    if x is None:
+      raise ValueError(
+        f'{plan.source.name}: {row.name} is too large for {plan.dtype}; give '
+        "dtype='float32'"
+      )
+    if isinstance(x, weights.Quantised):
+      x = dataclasses.replace(x, bits=bits)
+      x = weights.Table(x) if table else x
+    out[row.name] = x
   return lm.nest(out)
-
-
-def _rounded(plan: Plan, row: Row, x: Any) -> Any:
-  """The numbers of a row as it holds them, in their place."""
-  if row.held not in quantised.KINDS:
-    return rounded.put(x, row.held, row.where)
-  packed = rounded.pack(x if row.name == 'embed' else x.T, row.held)
-  if packed is None:
-    raise ValueError(
-      f'{plan.source.name}: {row.name} is too large for {plan.dtype}; give '
-      "dtype='float32'"
-    )
-  return packed
 
 
 def activations() -> str:

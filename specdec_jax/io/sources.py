@@ -34,8 +34,9 @@ class Drawn(NamedTuple):
   def places(self, config: model_config.LMConfig) -> dict[str, names.Place]:
     return {name: names.Place(name, name) for name in lm.shapes(config)}
 
-  def floats(self, config, places, shape, dtype) -> types.Array:
-    return lm.draw(config, self.seed, [x.name for x in places], shape, dtype)
+  def floats(self, config, row) -> types.Array:
+    names = [at.name for at in row.places]
+    return lm.draw(config, self.seed, names, row.shape, row.dtype)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -76,11 +77,6 @@ class Source:
   def ids(self) -> int:
     """As LanguageModel.ids."""
     return min(self.tokenizer.size, self.config.vocab)
-
-  @property
-  def dtype(self) -> str:
-    """Of what is not quantised: bfloat16 if all matrices are, else float32."""
-    return 'bfloat16' if self.reader.narrow else 'float32'
 
   @functools.cached_property
   def places(self) -> Mapping[str, names.Place]:

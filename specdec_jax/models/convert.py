@@ -64,13 +64,6 @@ def pack(config: model_config.LMConfig, params: types.Params):
   return config.running(packed=True), params
 
 
-def narrow(params: types.Params) -> types.Params:
-  """Makes products with codes round their rows to 8 bits."""
-  is_one = lambda x: isinstance(x, weights.Quantised)
-  one = lambda x: dataclasses.replace(x, bits=8) if is_one(x) else x
-  return jax.tree.map(one, params, is_leaf=is_one)
-
-
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   """Packs kernels and casts vectors to float32, in place; returns params.
 

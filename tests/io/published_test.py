@@ -448,9 +448,3 @@ def test_a_mimo_drafts_for_itself(tmp_path):
   options = dict(source=folder, check='off')
   drafted = dict(draft='eagle', draft_options=options, gamma=2)
   assert text(**drafted) == text()
-
-
-def test_a_mimo_without_a_part_is_refused(tmp_path):
-  small = load.load(str(mimo(tmp_path, 'final_layernorm.weight')))
-  with pytest.raises(ValueError, match=r'nothing for \[norm.weight\]'):
-    eagle_folder.fit(tmp_path, 'eagle F', small)

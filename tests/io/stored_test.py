@@ -109,17 +109,6 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case):
   assert 0 < apart(stored, plain) < 2e-4
 
 
-@pytest.mark.more
-@pytest.mark.parametrize('case', ['mixed', 'large'], indirect=True)
-def test_a_tokens_bits_do_not_depend_on_what_is_read_with_it(case):
-  _, path = case
-  m = load.load(path)
-  alone = model_test.logits(m.config, m.params, 1, 1)
-  for width in (2, 5, 12, 13):
-    found = model_test.logits(m.config, m.params, 1, width)
-    np.testing.assert_array_equal(found, alone)
-
-
 def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
   """Bfloat16 of codes is a second rounding, of floats none."""
   c = tiny.config('llama', **SIZES | dict(depth=1))
@@ -206,37 +195,6 @@ def test_without_kernels_codes_are_numbers_and_said_to_be(
   ]
   again = 'again bfloat16' if dtype == 'bfloat16' else 'dequantised'
   assert (m.label, m.arithmetic) == (f'a (Q4_0, {again})', dtype)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize('shape', [(1, 2), (2, 4)])
-def test_a_mesh_decodes_what_one_device_does(tmp_path, shape):
-  """From the same blocks, drafted or not; there they are numbers."""
-  sizes = dict(width=128, kv_heads=4, head_dim=32, mlp=256)
-  path = tiny.write_gguf(
-    tmp_path / 'a.gguf',
-    tiny.config('qwen2', **sizes),
-    'qwen2',
-    quantise=blocks_of({'ffn_down': 'Q8_0', '': 'Q4_1'}),
-  )
-
-  def texts(**more):
-    m = load.load(path, **more)
-    answers = specdec_jax.generate(
-      m,
-      ['hello hello hello', 'abc'],
-      draft='lookup',
-      max_new_tokens=20,
-      temperature=0.0,
-    )
-    return m, [x.tokens for x in answers]
-
-  one, wanted = texts()
-  split, found = texts(mesh=sharding.make_mesh(*shape))
-  assert found == wanted and len({*wanted[0], *wanted[1]}) > 3
-  assert one.codes == 'stored' and not split.codes
-  kernel = split.params['layers']['0']['mlp']['down']['kernel']
-  assert kernel.sharding.shard_shape(kernel.shape)[0] * shape[1] == 256
 
 
 WHOLE = {'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16}

@@ -71,7 +71,7 @@ def kind_of(
     are no whole blocks stay float32.
   """
   ends = name == 'head' or (packs and name == 'embed')
-  if not dtype or not (ends or name.endswith('/kernel')):
+  if dtype not in KINDS or not (ends or name.endswith('/kernel')):
     return ''
   if not packs:
     return 'int8' if ends else dtype
@@ -96,8 +96,17 @@ def grouped(x: Any, kind: str) -> Any:
   return weights.Grouped(codes, scale, scale)
 
 
-def put(x: Any, kind: str, where: NamedSharding | None) -> Any:
-  """Places a parameter, whose matrix is rounded to a kind; '': as it is."""
+def put(
+  x: Any, kind: str, where: NamedSharding | None = None, table: bool = False
+) -> Any:
+  """A parameter in its place, rounded to a kind of codes; '': as it is.
+
+  None if a number is too large for the scales of a kind of blocks.
+
+  table: whether the columns of the matrix are its rows.
+  """
+  if kind in quantised.KINDS:
+    return pack(x if table else x.T, kind)
   x = quantise(x, kind) if kind else x
   if where is None:
     return jax.tree.map(jnp.asarray, x)
