@@ -118,18 +118,13 @@ class Lines:
   def __init__(self, path: str | os.PathLike, refusal: str, start: str = '{"'):
     """Raises ValueError(refusal) if the last line has no end and is no part of
     a line that begins with `start`."""
-    self._path, self._part = pathlib.Path(path), b''
-    if self._path.exists():
-      with open(path, 'rb') as file:
-        self._part = torn(file)
+    self._path, self._part, self._whole = pathlib.Path(path), b'', False
+    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
+      self._part = torn(file)
     if not start.encode().startswith(self._part[: len(start)]):
       raise ValueError(refusal)
-
-  @property
-  def _whole(self) -> bool:
     with contextlib.suppress(ValueError):
-      return bool(json.loads(self._part))
-    return False
+      self._whole = bool(json.loads(self._part))
 
   def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields as read_jsonl does; nothing if there is no file."""

@@ -113,6 +113,34 @@ def rename(folder, old, new):
   (folder / old).rename(folder / new)
 
 
+def arrays(change):
+  """Changes the arrays of a folder."""
+
+  def edit(folder):
+    weights = safetensors.numpy.load_file(folder / hf.SINGLE)
+    change(weights)
+    safetensors.numpy.save_file(weights, folder / hf.SINGLE)
+
+  return edit
+
+
+def content(name, change):
+  """Changes the bytes of a file."""
+  of = lambda x: x.read_bytes() if x.exists() else b''
+  return lambda x: (x / name).write_bytes(change(of(x / name)))
+
+
+def index_of(name):
+  about = json.dumps({'weight_map': {'lm_head.weight': name}})
+  return content(hf.INDEX, lambda _: about.encode())
+
+
+UP, NORM = 'model.layers.0.mlp.up_proj.weight', 'model.norm.weight'
+EXTRA = {'model.extra.weight': np.ones((2, 2)), 'more': np.ones(2)}
+LFS = b'version https://git-lfs.github.com/spec/v1\noid sha256:0'
+OUTSIDE = ('../secret.safetensors', '/etc/x.safetensors', 'a\\b', 'x.bin', '..')
+
+
 @pytest.mark.parametrize(
   'change, message',
   [
@@ -138,6 +166,30 @@ def rename(folder, old, new):
       lambda x: rename(x, 'config.json', 'c'),
       'config.json: no such file; a mo',
     ),
+    (content('config.json', lambda _: b'[' * 100_000), 'config.json: not JSON'),
+    (
+      lambda x: tiny.write_folder(x, tiny.config(vocab=258)),
+      'tokenizer has 260 ids, the model 258',
+    ),
+    (
+      arrays(lambda w: w.update(EXTRA | {'x': w.pop(NORM)})),
+      r'no place for \[.*model.extra.weight, more.*\]; nothing for \[model.no',
+    ),
+    (
+      arrays(lambda w: w.update({UP: np.ascontiguousarray(w[UP].T)})),
+      r'up_proj.* \(32, 48\).*need \(48, 32\)',
+    ),
+    (
+      arrays(lambda w: w.update({NORM: w[NORM] * np.nan})),
+      f'{NORM} has 32 values that are not fin',
+    ),
+    (content(hf.SINGLE, lambda _: LFS), 'git lfs pull'),
+    (lambda x: (x / hf.SINGLE).unlink(), 'no such file; weights are read from'),
+    *(
+      (content(hf.SINGLE, lambda x, n=n: x[:n]), 'safetensors: not a whole')
+      for n in (0, 4, 9, 200, -1)
+    ),
+    *((index_of(name), 'weight_map names') for name in OUTSIDE),
   ],
 )
 def test_a_folder_that_is_no_whole_model_names_the_way(
@@ -145,12 +197,4 @@ def test_a_folder_that_is_no_whole_model_names_the_way(
 ):
   change(whole(tmp_path))
   with pytest.raises(ValueError, match=message):
-    sources.open_source(str(tmp_path))
-
-
-@pytest.mark.parametrize('name', ['x.safetensors', 'a.bin', 'readme.md'])
-def test_a_path_beside_a_model_names_the_way(tmp_path, name):
-  path = whole(tmp_path) / name
-  path.write_text('')
-  with pytest.raises(ValueError, match='no model alone; give the folder that'):
-    sources.open_source(str(path))
+    tiny.read(tmp_path)

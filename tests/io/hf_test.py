@@ -218,66 +218,12 @@ def test_nested_settings_of_a_published_file():
     settings(LLAMA | dict(text_config=own))
 
 
-UP, NORM = 'model.layers.0.mlp.up_proj.weight', 'model.norm.weight'
-
-
-@pytest.mark.parametrize(
-  'change, message',
-  [
-    (
-      lambda w: w.update({'model.extra.weight': w.pop(NORM), 'more': ONES}),
-      r'no place for \[model.extra.weight, more\]; nothing for \[model.norm',
-    ),
-    (
-      lambda w: w.update({UP: np.ascontiguousarray(w[UP].T)}),
-      r'up_proj.* \(32, 48\).*need \(48, 32\)',
-    ),
-    (lambda w: w[NORM].put(3, np.nan), f'{NORM} has 1 values that are not fin'),
-  ],
-)
-def test_weights_that_do_not_fit_are_named(tmp_path, change, message):
+def test_arrays_that_change_nothing_are_passed_over(tmp_path):
   c = tiny.config('qwen2')
   weights = tiny.arrays(c)
   # A tied head may be stored twice; transformers 4 stored frequencies.
-  weights[HEAD] = weights['model.embed_tokens.weight'].copy()
+  weights[HEAD] = weights[TABLE].copy()
   start = 'model.layers.0.self_attn.rotary_emb.'
   weights |= {start + x: np.ones(4) for x in ('inv_freq', 'cos_cached')}
   weights['v_head.summary.weight'] = np.ones((1, 32))  # trl's, of rewards
   tiny.read(tiny.write_folder(tmp_path, c, 'qwen2', weights))
-  change(weights)
-  tiny.write_folder(tmp_path, c, 'qwen2', weights)
-  with pytest.raises(ValueError, match=message):
-    tiny.read(tmp_path)
-
-
-# --- files -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-  'name', ['../secret.safetensors', '/etc/x.safetensors', 'a\\b', 'x.bin', '..']
-)
-def test_an_index_stays_in_its_folder(tmp_path, name):
-  tiny.write_folder(tmp_path, tiny.config(), shards=2)
-  index = tmp_path / hf.INDEX
-  index.write_text(json.dumps({'weight_map': {'lm_head.weight': name}}))
-  with pytest.raises(ValueError, match='weight_map names'):
-    tiny.read(tmp_path)
-
-
-def test_damaged_and_missing_files_say_what_to_do(tmp_path):
-  path = tiny.write_folder(tmp_path, tiny.config()) / hf.SINGLE
-  whole = path.read_bytes()
-
-  def refused(message):
-    with pytest.raises(ValueError, match=message):
-      tiny.read(tmp_path)
-
-  for keep in (0, 4, 9, 200, -1):
-    path.write_bytes(whole[:keep])
-    refused('model.safetensors: not a whole')
-  path.write_bytes(b'version https://git-lfs.github.com/spec/v1\noid sha256:0')
-  refused('git lfs pull')
-  path.unlink()
-  refused('no such file; weights are read from')
-  (tmp_path / 'config.json').write_text('[' * 100_000)
-  refused('config.json: not JSON')

@@ -72,14 +72,10 @@ def open_file(
     )
   naming = names.GGUF_LLAMA if arch == 'llama' else names.GGUF
   shapes = {name: t.shape for name, t in file.tensors.items()}
-  kinds = {
-    name: t.kind.name
-    for name, t in file.tensors.items()
-    if len(t.shape) == 2 and gguf.GGML_QUANT_SIZES[t.kind][0] > 1
-  }
   matrices = {x: t.kind for x, t in file.tensors.items() if len(t.shape) > 1}
-  others = {kind for name, kind in matrices.items() if name not in kinds}
-  narrow = others == {gguf.GGMLQuantizationType.BF16}
+  coded = lambda kind: gguf.GGML_QUANT_SIZES[kind][0] > 1
+  kinds = {name: x.name for name, x in matrices.items() if coded(x)}
+  narrow = {x.name for x in matrices.values() if not coded(x)} == {'BF16'}
   reader = names.Reader(
     *(source, naming, shapes, file.read),
     kinds=kinds,
