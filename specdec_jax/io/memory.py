@@ -1,5 +1,6 @@
 """What models will take of memory, beside what is free."""
 
+import itertools
 import math
 import pathlib
 import re
@@ -78,20 +79,17 @@ def check(
     """Bytes of each by its name, and of all while they are read."""
     wide = jnp.dtype(next(iter(models.values())).config.dtype).itemsize
     drafts = {name: wide * count for name, count in (numbers or {}).items()}
-    held = most = 0.0
-    for x in models.values():
-      most = max(most, held + x.most())
-      held += x.bytes()
-    own = {k: x.bytes() for k, x in models.items()} | drafts
-    return own, max(most, sum(own.values()) + caches)
+    own = {k: x.bytes() for k, x in models.items()}
+    before = itertools.accumulate(own.values(), initial=0)
+    each = [b + x.most() for b, x in zip(before, models.values(), strict=False)]
+    own |= drafts
+    return own, max(*each, sum(own.values()) + caches)
 
   own, most = room(models)
   numeric = lambda x: x.dtype == convert.STORED and not x.kept
-  dtypes = {
-    k: f' ({x.config.dtype if numeric(x) else x.dtype})'
-    for k, x in models.items()
-  }
-  each = [f'{k} {_gb(size)}{dtypes.get(k, "")}' for k, size in own.items()]
+  dtype_of = lambda x: x.config.dtype if numeric(x) else x.dtype
+  each = [f'{k} {_gb(own[k])} ({dtype_of(x)})' for k, x in models.items()]
+  each += [f'{k} {_gb(own[k])}' for k in numbers or ()]
   each += [f'caches {_gb(caches)}'] if tokens else []
   if most > 1.05 * (sum(own.values()) + caches):
     each += [f'{_gb(most)} while they are read']

@@ -6,6 +6,7 @@ label and its codes are their kinds, and to read it is a loop over them.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -112,11 +113,9 @@ class Plan:
 
   def most(self) -> float:
     """Bytes of its parameters while they are read."""
-    held = most = 0.0
-    for row in self.rows:
-      held += row.bytes
-      most = max(most, held + row.beside)
-    return most
+    held = itertools.accumulate(row.bytes for row in self.rows)
+    pairs = zip(held, self.rows, strict=True)
+    return max(size + row.beside for size, row in pairs)
 
   def step_bytes(self) -> float:
     """Bytes that each pass reads, as work.step_bytes has them."""
