@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import logging
 
 from specdec_jax import fields, sharding, types
 from specdec_jax.io import memory, own, plan, sources
@@ -190,12 +189,6 @@ def load(
       "dtype='stored', 'int8' or 'int4'; else give kernels='auto'"
     )
   memory.check({source: planned})
-  numbers = (x for row in planned.rows if not row.kept for x in row.places)
-  if (found := {x.kind for x in numbers} - {''}) and dtype == convert.STORED:
-    logging.warning(
-      '%s: no kernel here reads %s: these matrices are read as %s',
-      *(source, ', '.join(sorted(found)), planned.config.dtype),
-    )
   model = read(planned)
   config, params = model.config, model.params
   if layout is None and not config.run.scan_layers:

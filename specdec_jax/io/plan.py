@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from absl import logging
 
 from specdec_jax import sharding, types
 from specdec_jax.io import files, names, sources
@@ -177,6 +178,13 @@ def make(
 def read(plan: Plan) -> types.Params:
   """Reads the parameters of lm.make(plan.config), nested, each to its place."""
   reader: Any = plan.source.reader
+  numbers = (x for row in plan.rows if not row.kept for x in row.places)
+  codes = sorted({x.kind for x in numbers} - {''})
+  if codes and plan.dtype == convert.STORED:
+    logging.warning(
+      '%s: no kernel here reads %s: these matrices are read as %s',
+      *(plan.source.name, ', '.join(codes), plan.config.dtype),
+    )
   out, bits = {}, 8 if plan.kernels == 'int8' else 16
   for row in plan.rows:
     table = row.name == 'embed'
