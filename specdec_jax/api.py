@@ -274,7 +274,8 @@ def _in_batches(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
     some = asked[first : first + len(request.limit_B)]
     readers: list[Any] = [None] * len(some)
     if some[0].settings.record:
-      readers = [reader_of(engine, x.settings) for x in some]
+      tokenizer = engine.target.tokenizer
+      readers = [completion.Reader(tokenizer, x.settings.stop) for x in some]
       windows = _windows(engine, request, readers, with_q=True)
       ((_, out),) = collections.deque(windows, 1)
     else:
@@ -294,12 +295,6 @@ def _batches(engine, asked, rows: int):
     yield i, requests.place(request, layout)
 
 
-def reader_of(
-  engine: build.Engine, settings: completion.Settings
-) -> completion.Reader:
-  return completion.Reader(engine.target.tokenizer, settings.stop)
-
-
 def completion_of(
   engine: build.Engine,
   settings: completion.Settings,
@@ -310,13 +305,14 @@ def completion_of(
 
   reader: has read all of its windows; without one its text is read here.
   """
-  record, start = None, ended.start
+  tokenizer, start, record = engine.target.tokenizer, ended.start, None
   if reader is None:
-    reader, new = reader_of(engine, settings), slice(start, len(ended.tokens))
+    reader = completion.Reader(tokenizer, settings.stop)
+    new = slice(start, len(ended.tokens))
     own = requests.cut(ended.info.of_tokens, 0, new)
     reader.piece(ended.tokens[new], *own, last=True)
   elif settings.record:
-    prompt = engine.target.tokenizer.decode(ended.tokens[:start], special=True)
+    prompt = tokenizer.decode(ended.tokens[:start], special=True)
     setting = _setting(engine, settings)
     record = completion.Record(prompt, reader.pieces, setting)
   return completion.Completion(

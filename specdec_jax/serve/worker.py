@@ -143,13 +143,14 @@ class Worker:
 
   def _begin(self) -> None:
     """Gives rows to the jobs that have waited longest."""
+    tokenizer = self._engine.target.tokenizer
     while self.waiting and self._pool.free:
       # One where a prompt may go on from what a row has.
       count = min(self._pool.part, self._pool.free, len(self.waiting))
       jobs = [self.waiting.popleft() for _ in range(count)]
       for job in jobs:
-        job.began = time.monotonic()
-        self.running[job] = api.reader_of(self._engine, job.asked.settings)
+        job.began, stop = time.monotonic(), job.asked.settings.stop
+        self.running[job] = completion.Reader(tokenizer, stop)
       items = [job.asked.items[job.index] for job in jobs]
       each = [job.asked.each[job.index] for job in jobs]
       # One chunk, so that many short prompts begin together.
@@ -182,6 +183,7 @@ class Worker:
   def _end(self, jobs: Sequence[Job]) -> None:
     """Frees the rows of jobs, and tells these what their rows have."""
     for job, row in zip(jobs, self._pool.take(jobs), strict=True):
-      reader = self.running.pop(job)
       how = self._engine, job.asked.settings
-      job.tell(job, api.completion_of(*how, row, reader))
+      answer = api.completion_of(*how, row, self.running[job])
+      del self.running[job]
+      job.tell(job, answer)
