@@ -34,14 +34,6 @@ def test_padding_ids_decode_to_nothing():
   assert t.decode([104, 105, 400]) == 'hi'
 
 
-def test_special_tokens_in_text_become_ids():
-  t = wrap(tiny.byte_tokenizer(), eos_ids=(259,))
-  ids = t.encode('<|im_start|>hello<|im_end|>')
-  assert ids[0] == 258 and ids[-1] == 259 and ids[1] == 257
-  assert t.decode(ids) == 'hello'
-  assert t.decode(ids, special=True) == '<|im_start|>hello<|im_end|>'
-
-
 def test_bos_is_added_once():
   t = wrap(tiny.byte_tokenizer(), bos_id=258, add_bos=True)
   assert t.encode('hi')[0] == 258
