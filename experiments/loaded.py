@@ -236,7 +236,7 @@ def texts_of(loaded: Loaded, answers) -> dict[str, str]:
   """The answers as texts, by prompt, without the token that ends them."""
   tokenizer = loaded.experiment.target.tokenizer
   stop, out = set(tokenizer.eos_ids), {}
-  for x in answers:
+  for x in answers.values():
     kept = [token for token in x.tokens if token not in stop]
     out.setdefault(x.item.id, tokenizer.decode(kept))
   return out

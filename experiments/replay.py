@@ -222,7 +222,7 @@ def record(
     request = group.full._replace(
       tokens_BL=out.tokens_BL, limit_B=out.lengths_B
     )
-    answers = plan_lib.answers([group], [out])
+    answers = [*plan_lib.answers([group], [out]).values()]
     p_BL, *columns = scores(
       engines[0].weights.target,
       [engine.weights.draft for engine in engines],

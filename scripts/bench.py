@@ -48,7 +48,7 @@ def run() -> bool:
   if _REFERENCE.value:
     found = benchmark.distance(loaded, arms, plan, _REFERENCE.value)
   clock = clock.later(program.elapsed() - start)
-  doc = benchmark.run(arms, plan, clock)._replace(distance=found)
+  doc = benchmark.run(arms, plan, clock, found)
   return benchmark.finish(doc, _CONFIG.value, folder)
 
 

@@ -51,8 +51,8 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   found = empirical.measured(arms, plan, asked.repeats)
   runs, rows = found.runs, {x.name: x for x in found.rows}
   scores = {
-    name: _rouge(loaded, loaded_lib.texts_of(loaded, x))
-    for name, x in found.answers.items()
+    name: _rouge(loaded, loaded_lib.texts_of(loaded, x.answers))
+    for name, x in runs.items()
   }
   ms = {name: x.tok_s and 1000 / x.tok_s for name, x in rows.items()}
   return [

@@ -59,7 +59,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     programs[arm.name] = programs[arms[-1].name]
     chosen.append(arm)
   found = empirical.measured(chosen, plan, asked.repeats, programs)
-  quality = _quality(loaded, chosen, plan, found.answers)
+  quality = _quality(loaded, chosen, plan, found.runs)
   runs, cells = found.runs, []
   for arm, row in zip(chosen[1:], found.rows[1:], strict=True):
     name, mine, alpha = arm.drafter, runs[arm.name], row.alpha
@@ -82,7 +82,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   return cells
 
 
-def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, answers):
+def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, runs):
   """By arm the metric, {} without references.
 
   Where sampled, that of all prompts, then of resampled ones.
@@ -93,8 +93,8 @@ def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, answers):
     # The few texts that are timed would say nothing.
     return loaded_lib.qualities(loaded, arms, warm)
   return {
-    name: [loaded_lib.quality(loaded, loaded_lib.texts_of(loaded, x))]
-    for name, x in answers.items()
+    name: [loaded_lib.quality(loaded, loaded_lib.texts_of(loaded, x.answers))]
+    for name, x in runs.items()
   }
 
 

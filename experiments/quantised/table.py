@@ -83,7 +83,7 @@ def _run(settings: settings_lib.Settings):
   if _REFERENCE.value not in ('', settings.target.dtype):
     away = benchmark.distance(e, arms, plan, _REFERENCE.value)
   clock = budget.clock(_MINUTES.value).later(program.elapsed())
-  return benchmark.run(arms, plan, clock)._replace(distance=away)
+  return benchmark.run(arms, plan, clock, away)
 
 
 def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:

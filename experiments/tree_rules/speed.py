@@ -98,7 +98,7 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
   for group in plan_lib.groups(arms, plan, plan.calibration):
     for name, ran in timing.turn(arms[1:], programs, group).items():
       outputs[name].append(ran.output)
-  told = predict.improvements(arms, costs, outputs, len(plan.test))
+  told = predict.improvements(arms, costs, outputs, plan.batches)
   found = timing.measured(arms, plan, programs)
   # The best by what was known before.
   chains = [arm.name for arm in arms if arm.drafter == 'chain']

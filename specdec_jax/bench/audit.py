@@ -39,20 +39,8 @@ NOISE_LIMITS = {
 TIMES = {'float64': 20, 'float32': 20, 'float16': 4, 'bfloat16': 4}
 
 
-class Case(NamedTuple):
-  """One request that two methods ran.
-
-  plain, other: token ids that plain decoding and the other method emitted.
-  """
-
-  item: requests.Item
-  sampling: sampling_lib.Sampling
-  plain: Sequence[int]
-  other: Sequence[int]
-
-
 class Passes(NamedTuple):
-  """How both methods ran: what the order of sums depends on.
+  """How both methods ran: the sampling, and what the order of sums depends on.
 
   gamma: the other method's; its verify passes had gamma + 1 tokens, or 1.
   chunk: of the prefill.
@@ -60,6 +48,7 @@ class Passes(NamedTuple):
   rows: batch size; a kernel may be chosen by it.
   """
 
+  sampling: sampling_lib.Sampling
   gamma: int
   chunk: int
   length: int
@@ -69,15 +58,18 @@ class Passes(NamedTuple):
 def compare(
   model: types.Model,
   params: types.Params,
-  cases: Iterable[Case],
+  pairs: Iterable[Sequence[records.Answer]],
   passes: Passes,
 ) -> records.Audit:
-  """The Audit of two methods that promise the same tokens of a target."""
+  """Audits two methods that promise the same tokens of a target.
+
+  pairs: of each request the answers of plain decoding and the other method.
+  """
   compared, findings = [], []
-  for case in cases:
-    found = audit(model, params, case, passes)
+  for plain, other in pairs:
+    found = audit(model, params, plain, other, passes)
     if found.position is None:
-      compared.append(min(len(case.plain), len(case.other)))
+      compared.append(min(len(plain.tokens), len(other.tokens)))
     else:  # Nothing is compared after a first divergence.
       compared.append(found.position + 1)
       findings.append(found)
@@ -87,24 +79,31 @@ def compare(
 
 
 def audit(
-  model: types.Model, params: types.Params, case: Case, passes: Passes
+  model: types.Model,
+  params: types.Params,
+  plain: records.Answer,
+  other: records.Answer,
+  passes: Passes,
 ) -> records.Finding:
-  """Compares the two texts of one request (greedy, or coupled)."""
-  plain, other = list(case.plain), list(case.other)
-  if plain == other:
-    return records.Finding('identical', id=case.item.id)
-  shorter = min(len(plain), len(other))
-  same = next((i for i in range(shorter) if plain[i] != other[i]), shorter)
-  bug = records.Finding('BUG', same, id=case.item.id)
-  if same == shorter:
+  """Compares the two answers to one request (greedy, or coupled).
+
+  A text that ended on broken logits is reported as a failure elsewhere; only
+  the tokens that both emitted are compared.
+  """
+  item, both = plain.item, list(zip(plain.tokens, other.tokens, strict=False))
+  same = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
+  bug = records.Finding('BUG', same, id=item.id)
+  if same == len(both):
+    alike = len(plain.tokens) == len(other.tokens)
+    if alike or plain.broken or other.broken:
+      return records.Finding('identical', id=item.id)
     return bug._replace(reason='one text ends where the other goes on')
-  parted = plain[same], other[same]
-  bug = bug._replace(plain=parted[0], other=parted[1])
-  text = [*case.item.tokens, *plain[:same]]
+  bug = bug._replace(plain=both[same][0], other=both[same][1])
+  text = [*item.tokens, *plain.tokens[:same]]
   tokens_BL = np.zeros((passes.rows, passes.length), np.int32)
   tokens_BL[:, : len(text)] = text
   one_BV, shaken_BV, *wide = _logits(
-    model, params, case, tokens_BL, len(text), passes
+    model, params, item, tokens_BL, len(text), passes
   )
   one_V = one_BV[0]
   real = ~np.isneginf(one_V)  # -inf is for padded ids, in every pass.
@@ -118,7 +117,9 @@ def audit(
   # CPU, by 2e-3 where the widths differ by 0.
   least = float(jnp.finfo(dtype).eps) / 2 * largest
   moved_V = np.abs(shaken_BV[0] - one_V)[real]
-  gap = max(needed(one_V, x, case, len(text)) for x in parted)
+  s, at = passes.sampling, (item.number, len(text), len(one_V))
+  arrival_V = arrivals(s.seed, *at)
+  gap = max(needed(one_V, x, s, arrival_V) for x in both[same])
   noise = max(float(np.ptp(passes_BV, 0).max()), least)
   rounding = max(float(moved_V.max()), least)
   limit = largest * NOISE_LIMITS.get(dtype, max(NOISE_LIMITS.values()))
@@ -140,44 +141,46 @@ def audit(
 
 
 def _logits(
-  model, params, case: Case, tokens_BL, end: int, passes: Passes
+  model, params, item: requests.Item, tokens_BL, end: int, passes: Passes
 ) -> list[np.ndarray]:
-  """logits_BV of the token after `end` others, read in several ways.
+  """Reads logits_BV of the token after `end` others in several ways.
 
   One by one; one by one with the parameters of _shaken; and gamma + 1 at a
   time, so that the last one is at each offset of a window in turn.
   """
-  start, last, wide = len(case.item.tokens) - 1, end - 1, passes.gamma + 1
-  source = np.tile(np.array(case.item.source, np.int32), (len(tokens_BL), 1))
-
-  def score(width: int, start: int = start, shake: bool = False):
-    ends = np.int32(start), np.int32(last)
-    ways = dict(width=width, chunk=passes.chunk, shake=shake)
-    return _score(params, tokens_BL, source, *ends, model=model, **ways)
-
+  start, last, wide = len(item.tokens) - 1, end - 1, passes.gamma + 1
+  source = np.tile(np.array(item.source, np.int32), (len(tokens_BL), 1))
+  score = lambda start, **way: _score(
+    *(params, tokens_BL, source, np.int32(start), np.int32(last)),
+    model=model,
+    chunk=passes.chunk,
+    **way,
+  )
   # A window may start before its text: nothing is written there.
   starts = [start - (offset - last + start) % wide for offset in range(wide)]
-  found = [score(1), score(1, shake=True), *(score(wide, x) for x in starts)]
+  found = [score(start, width=1), score(start, width=1, shake=True)]
+  found += [score(x, width=wide) for x in starts]
   return [np.asarray(x, np.float64) for x in hosts.fetch(found)]
 
 
 def needed(
-  logits_V: np.ndarray, token: int, case: Case, position: int
+  logits_V: np.ndarray,
+  token: int,
+  s: sampling_lib.Sampling,
+  arrival_V: np.ndarray,
 ) -> float:
-  """The least gap, in logits, that makes the sampler emit `token`.
+  """Returns the least gap, in logits, that makes the sampler emit `token`.
 
   Greedy: its distance to the largest logit. Sampled: plain decoding emits the
   token of the largest log p - log E among those that top-k and top-p keep,
-  where E is the token's exponential draw. Tokens ahead of `token` in that order
-  or in p are lowered by half the gap, `token` and all others raised by half;
-  bisection finds the least gap at which `token` is emitted.
+  where E is the token's exponential draw, of `arrivals`. Tokens ahead of
+  `token` in that order or in p are lowered by half the gap, `token` and all
+  others raised by half; bisection finds the least gap that emits `token`.
   """
-  s = case.sampling
   if s.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
   if not np.isfinite(logits_V[token]):
     return float('inf')
-  arrival_V = np.asarray(_arrivals(case, position, len(logits_V)), np.float64)
   race_V = logits_V / s.temperature - np.log(arrival_V)
   ahead_V = (race_V > race_V[token]) | (logits_V > logits_V[token])
   move_V = np.where(ahead_V, -0.5, 0.5)
@@ -206,17 +209,17 @@ def _probabilities(logits_V, sampling):
   return sampling_lib.probabilities(logits_V[None, None], sampling)[0, 0]
 
 
-def _arrivals(case: Case, position: int, size: int):
-  one = lambda x: jnp.array([x], jnp.uint32)
-  (key,) = sampling_lib.next_keys(
-    one(case.sampling.seed), one(case.item.number), one(position)
-  )
-  return sampling_lib.exponential(key, size, jnp.result_type(float))
+def arrivals(seed: int, number: int, position: int, size: int) -> np.ndarray:
+  """Draws an exponential for every id, at a position of a request."""
+  asked = (jnp.array([x], jnp.uint32) for x in (seed, number, position))
+  (key,) = sampling_lib.next_keys(*asked)
+  found_V = sampling_lib.exponential(key, size, jnp.result_type(float))
+  return np.asarray(found_V, np.float64)
 
 
 def _shaken(params: types.Params) -> types.Params:
-  """The parameters, each number moved by up to one rounding, at random; but for
-  those that hold fewer digits than are computed with."""
+  """Moves every parameter by up to one rounding, at random; but for those that
+  hold fewer digits than are computed with."""
   leaves, tree = jax.tree.flatten(params)
   least = jnp.finfo(weights.coarsest(params)).eps
 
@@ -240,7 +243,7 @@ def _shaken(params: types.Params) -> types.Params:
 def _score(
   params, tokens_BL, source_BI, start, last, *, model, width, chunk, shake=False
 ):
-  """logits_BV after token `last`, read `width` at a time from `start` on.
+  """Reads logits_BV after token `last`, `width` at a time from `start` on.
 
   All rows hold the same tokens and the same source. shake: with the parameters
   of _shaken.

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from specdec_jax import build, decode, machine, metrics, printing
 from specdec_jax import settings as settings_lib
@@ -30,11 +31,14 @@ Arms = Sequence[plan_lib.Arm]
 
 
 def run(
-  arms: Arms, plan: plan_lib.Plan, clock: budget.Clock = budget.UNLIMITED
+  arms: Arms,
+  plan: plan_lib.Plan,
+  clock: budget.Clock = budget.UNLIMITED,
+  away: distance_lib.Distance | None = None,
 ) -> records.Document:
   """Runs as much of the plan as the clock allows, and prints it as it comes.
 
-  arms[0] is plain decoding.
+  arms[0] is plain decoding. away: part of the document.
 
   Raises:
     ValueError: the clock has too little time for one prompt.
@@ -43,40 +47,54 @@ def run(
   console = printing.console()
   tables.start(about, ceiling, plan_lib.setting(arms, plan), console)
   end = clock.share(0.5) if plan.batch_sizes else clock
-
-  arms, programs, speed, parts, given = _costs(arms, plan, end, ceiling.tok_s)
+  arms, programs, speed, parts, costs = _costs(arms, plan, end, ceiling.tok_s)
   tables.calibration(parts, ceiling.tok_s, console)
+  document = functools.partial(
+    records.Document, about, calibration=parts, costs=costs, distance=away
+  )
+
   end = end.later(-speed.closing())
   plan = budget.fit(plan, speed, end)
-  setting = plan_lib.setting(arms, plan)
-  doc = records.Document(about, ceiling, setting, parts, given)
-
-  doc, width = _predicted(doc, arms, programs, plan, speed, end)
-  if doc.failed:
-    return doc
-  tables.plan(doc.setting, clock, width, console)
+  fits, width, predicted, left_out, failed = _expectations(
+    arms, programs, plan, parts, speed, end
+  )
+  setting = plan_lib.setting(arms, fits)
+  if failed:
+    return document(ceiling=ceiling, setting=setting, failed=failed)
+  tables.plan(setting, clock, width, console)
   if arms[1:]:
-    tables.predicted(doc.predicted, doc.setting, console)
-  arms = [x for x in arms if x.name not in doc.left_out]
+    tables.predicted(predicted, setting, console)
 
+  arms, gb_s = [x for x in arms if x.name not in left_out], []
   after = speed.alpha(plan.max_new_tokens)
-  doc = _tested(doc, arms, programs, plan, read, end, after)
+  blocks = budget.blocks(plan.batches, plan.bench.repeats, end, after)
+  blocks = timing.reading(blocks, read, gb_s)
+  found = timing.measured(arms, plan, programs, blocks, parts)
+  setting = plan_lib.setting(arms, found.plan)
+  doc = document(
+    ceiling=ceiling.beside(setting.dtype, gb_s),
+    setting=setting,
+    predicted=predicted,
+    measured=found.seconds,
+    left_out=left_out,
+    failed=found.failed,
+    **_results(arms, found, parts, predicted),
+  )
   if doc.failed:
     return doc
   tables.rows(doc, console)
-  for i, size in enumerate(plan.batch_sizes):
-    part = clock.share(1 / (len(plan.batch_sizes) - i))
-    found = _batch(arms, plan, size, part)
-    doc = doc._replace(crossover=[*doc.crossover, found])
-  if doc.crossover:
-    tables.crossover(doc, console)
+  if not plan.batch_sizes:
+    return doc
+  doc = doc._replace(crossover=_crossover(arms, plan, clock))
+  tables.crossover(doc, console)
   return doc
 
 
 def distance(
   e: settings_lib.Setup, arms: Arms, plan: plan_lib.Plan, asked: str
 ) -> distance_lib.Distance:
-  """The target's Distance from `asked` (settings.reference), over all prompts.
+  """Measures how far the target is from `asked` (settings.reference), over all
+  prompts.
 
   Raises:
     ValueError: a reference that cannot be read, or compared with the target.
@@ -120,15 +138,15 @@ def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock, tok_s: float):
   widths = {arm.gamma for arm in arms} | {*arms[-1].engine.options.widths}
   windows, repeats = budget.windows(speed, len(widths), clock)
   request = plan_lib.shortened(group.full, windows)
-  arms, parts, given = _calibrated(arms, request, repeats)
+  arms, parts, given = _calibration(arms, request, repeats)
   programs |= timing.compile_arms(arms[1:], group.full)
   factors = {x.name: predict.slowest(x, parts) for x in arms[1:]}
   speed = speed._replace(step=parts.step, factors=factors)
   return arms, programs, speed, parts, given
 
 
-def _calibrated(arms: Arms, request: decode.Request, repeats: int):
-  """(arms, Calibration, costs); adaptive chooses by what is measured here."""
+def _calibration(arms: Arms, request: decode.Request, repeats: int):
+  """Returns (arms, Calibration, costs); adaptive chooses by these costs."""
   parts = calibration_lib.calibrate(arms, request, repeats)
   costs = calibration_lib.costs(parts, max(arm.gamma for arm in arms))
   engines = [arm.engine for arm in arms]
@@ -137,14 +155,17 @@ def _calibrated(arms: Arms, request: decode.Request, repeats: int):
   return arms, parts, next((x.costs for x in engines if x.costs), costs)
 
 
-# --- prediction --------------------------------------------------------------
+# --- prompts -----------------------------------------------------------------
 
 
-def _predicted(
-  doc: records.Document, arms: Arms, programs, plan, speed, clock: budget.Clock
-) -> tuple[records.Document, float | None]:
-  """The document with what the calibration prompts give, and the width of an
-  interval to expect. No test prompt is run; its setting is of those that will.
+def _expectations(
+  arms: Arms, programs, plan: plan_lib.Plan, parts, speed: budget.Speed, clock
+):
+  """Runs the calibration prompts, to know what to expect of the test prompts.
+
+  Returns (the plan of those that will fit and the width of budget.expected;
+  Predictions by arm; the arms that cannot win, and why; failed requests, which
+  leave the others empty).
   """
   groups = plan_lib.groups(arms, plan, plan.calibration)
   # Plain decoding emits one token a window but where rows share batches.
@@ -152,72 +173,40 @@ def _predicted(
   shown = printing.track(groups, 'acceptance')
   ran = [timing.turn(asked, programs, group) for group in shown]
   outputs = {arm.name: [x[arm.name].output for x in ran] for arm in asked}
-  if failed := identity.failures(plan_lib.texts(groups, outputs)):
-    return doc._replace(failed=failed), None
-  gains = predict.gains(arms, doc.calibration, outputs)
+  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
+  if failed := identity.failures(answers):
+    return plan, None, {}, {}, failed
+  gains = predict.gains(arms, parts, outputs)
   known = outputs if len(groups) >= records.FEWEST else dict.fromkeys(outputs)
-
-  def planned(left_out):
-    kept = {x.name: x.drafter for x in arms if x.name not in left_out}
-    own = {name: x for name, x in gains.items() if name in kept}
-    drafters = len({kept[name] for name in own})
-    found, width = budget.expected(
-      plan, speed._replace(drafters=drafters), own, clock
-    )
-    batches = -(-len(found.test) // plan.bench.batch_size)
-    told = doc._replace(
-      setting=plan_lib.setting(arms, found),
-      predicted=predict.improvements(arms, doc.calibration, known, batches),
-      left_out=left_out,
-    )
-    return told, width
-
-  told, width = planned({})
-  fits = told.setting == doc.setting
-  out = {} if fits else budget.left_out(arms, told.predicted)
-  return planned(out) if out else (told, width)
+  foretell = functools.partial(predict.improvements, arms, parts, known)
+  fits, width = budget.expected(arms, plan, speed, gains, clock)
+  predicted = foretell(fits.batches)
+  left_out = {} if fits == plan else budget.left_out(arms, predicted)
+  if left_out:
+    kept = [x for x in arms if x.name not in left_out]
+    fits, width = budget.expected(kept, plan, speed, gains, clock)
+    predicted = foretell(fits.batches)
+  return fits, width, predicted, left_out, []
 
 
-# --- the test prompts --------------------------------------------------------
-
-
-def _tested(
-  doc: records.Document, arms: Arms, programs, plan, read, clock, after: float
-) -> records.Document:
-  """The document with what test prompts give, run until the time is over.
-
-  read: of the ceiling. after: seconds that a batch takes once all are run.
-  """
-  gb_s, batches = [], -(-len(plan.test) // plan.bench.batch_size)
-  blocks = budget.blocks(batches, plan.bench.repeats, clock, after)
-  blocks = timing.reading(blocks, read, gb_s)
-  found = timing.measured(arms, plan, programs, blocks)
-  setting = plan_lib.setting(arms, found.plan)
-  doc = doc._replace(
-    ceiling=doc.ceiling.beside(setting.dtype, gb_s),
-    setting=setting,
-    measured=found.seconds,
-  )
+def _results(
+  arms: Arms, found: timing.Measured, parts, predicted
+) -> dict[str, Any]:
+  """Returns fields of the Document by name; none where a request failed: no
+  figure would be valid."""
   if found.failed:
-    return doc._replace(failed=found.failed)
-  outputs = {name: x.outputs for name, x in found.runs.items()}
-  explained = predict.improvements(arms, doc.calibration, outputs)
-  rows = [
-    row._replace(
-      predicted=doc.predicted.get(row.name), explained=explained.get(row.name)
-    )
-    for row in found.rows
-  ]
-  plain = [x.tokens for x in found.answers[arms[0].name]]
-  return doc._replace(
-    rows=rows,
-    categories=_categories(arms, doc.calibration, found.runs),
-    repeated_8grams=metrics.repeated_ngrams(plain),
-  )
+    return {}
+  rows = [x._replace(predicted=predicted.get(x.name)) for x in found.rows]
+  plain = found.runs[arms[0].name].answers.values()
+  return {
+    'rows': rows,
+    'categories': _categories(arms, parts, found.runs),
+    'repeated_8grams': metrics.repeated_ngrams([x.tokens for x in plain]),
+  }
 
 
 def _categories(arms: Arms, parts, runs) -> list[records.Row]:
-  """At batch size 1 only: the time of a larger batch is of no one category."""
+  """Returns rows of each category; none where a batch has several prompts."""
   named = runs[arms[0].name].kind_G.tolist()
   of = {
     name: [i for i, x in enumerate(named) if x == name]
@@ -228,28 +217,21 @@ def _categories(arms: Arms, parts, runs) -> list[records.Row]:
   out, level = [], 1 - 0.05 / max(tested, 1)
   for category, chosen in of.items():
     part = {name: x.picked(chosen) for name, x in runs.items()}
-    outputs = {name: x.outputs for name, x in part.items()}
-    explained = predict.improvements(arms, parts, outputs)
-    out += [
-      row._replace(
-        category=category, prompts=len(chosen), explained=explained[row.name]
-      )
-      for row in timing.rows(arms, part, {}, level)[1:]
-    ]
+    rows = timing.rows(arms, part, {}, parts, level)[1:]
+    of_it = dict(category=category, prompts=len(chosen))
+    out += [row._replace(**of_it) for row in rows]
   return out
 
 
-# --- crossover ---------------------------------------------------------------
-
-
-def _batch(arms: Arms, plan, size: int, clock) -> records.Batch:
-  """Every arm in a full pool of one of the plan's batch sizes, audited too."""
-  bench = dataclasses.replace(plan.bench, batch_size=size)
-  plan = plan._replace(bench=bench)
-  runs, answers = steady.measure(arms, plan, clock)
-  both = sorted(set.intersection(*map(set, answers.values())))
-  texts = {name: [x[at] for at in both] for name, x in answers.items()}
-  audits = identity.compare(arms, plan, texts)
-  rows = timing.rows(arms, runs, audits, 1 - 0.05 / len(plan.batch_sizes))
-  failed = identity.failures({x: [*y.values()] for x, y in answers.items()})
-  return records.Batch(size, rows, failed)
+def _crossover(arms: Arms, plan, clock: budget.Clock) -> list[records.Batch]:
+  """Runs every arm in full pools of each of the plan's batch sizes."""
+  sizes, out = plan.batch_sizes, []
+  for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+    bench = dataclasses.replace(plan.bench, batch_size=size)
+    own = plan._replace(bench=bench)
+    runs = steady.measure(arms, own, clock.share(1 / left))
+    answers = {name: x.answers for name, x in runs.items()}
+    audits = identity.compare(arms, own, answers)
+    rows = timing.rows(arms, runs, audits, level=1 - 0.05 / len(sizes))
+    out.append(records.Batch(size, rows, identity.failures(answers)))
+  return out

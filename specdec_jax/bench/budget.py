@@ -40,7 +40,7 @@ class Clock(NamedTuple):
     return Clock(self.seconds + seconds)
 
   def share(self, part: float) -> 'Clock':
-    """The clock that ends when this share of the time left is spent."""
+    """Returns the clock that ends when this share of the time left is spent."""
     return Clock(
       self.seconds - (1 - part) * self.left() if self.limited else math.inf
     )
@@ -54,7 +54,7 @@ UNLIMITED = Clock()
 
 
 def clock(minutes: float) -> Clock:
-  """Of the flag --minutes; 0 is no limit."""
+  """Returns the Clock of the flag --minutes; 0 is no limit."""
   if not 0 <= minutes < math.inf:
     raise ValueError(f'minutes={minutes}: must be 0 (no limit) or more')
   return Clock(60 * minutes if minutes else math.inf)
@@ -101,7 +101,7 @@ class Speed(NamedTuple):
 
 
 def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
-  """Before anything but plain decoding is compiled, and before that.
+  """Refuses a clock that is too short, before all methods are compiled.
 
   Raises:
     ValueError: too little time for one short answer in every method.
@@ -121,7 +121,7 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
 
 
 def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
-  """(windows in a sample, repeats) of the timing of the parts."""
+  """Returns (windows in a sample, repeats) for the timing of the parts."""
   # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
   once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
   count = min(WINDOWS, max(4, _PARTS * clock.seconds / 4 / once))
@@ -129,7 +129,7 @@ def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
 
 
 def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
-  """The plan cut to the time that is left: by calibration prompts and tokens.
+  """Cuts calibration prompts and new tokens to the time that is left.
 
   Answers are halved until six batches of test prompts fit, of which there are
   intervals. The first few prompts of either kind are of many categories.
@@ -137,14 +137,14 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   if not clock.limited:
     return plan
   seconds, rows = clock.left(), plan.bench.batch_size
-  batches, tests = (-(-len(x) // rows) for x in (plan.calibration, plan.test))
+  batches = -(-len(plan.calibration) // rows)
   tokens = plan.max_new_tokens
   while True:
     each = speed.calibration(tokens)
     count = int(_PROMPTS * seconds / each) if each else batches
     shortest = tokens < 2 * _SHORTEST
     count = min(batches, max(2 if shortest else _FEWEST, count))
-    least = min(tests, intervals.FEWEST) * speed.test(tokens)
+    least = min(plan.batches, intervals.FEWEST) * speed.test(tokens)
     if shortest or count * each + least <= seconds:
       break
     tokens //= 2
@@ -157,46 +157,49 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
 
 
 def spread(items: Sequence) -> tuple:
-  """The items in an order in which the first few are of many categories."""
+  """Orders items so that the first few are of many categories."""
   turns = itertools.zip_longest(*prompts.by_category(items))
   return tuple(x for turn in turns for x in turn if x is not None)
 
 
 def expected(
+  arms: Sequence[plan_lib.Arm],
   plan: plan_lib.Plan,
   speed: Speed,
   gains: Mapping[str, np.ndarray],
   clock: Clock,
 ) -> tuple[plan_lib.Plan, float | None]:
-  """The plan of the test prompts that will fit, and half the 95 % interval of
-  an improvement to expect, as a share of it.
+  """Returns the plan of the test prompts that will fit, and half the 95 %
+  interval of an improvement to expect, as a share of it.
 
-  gains: predicted improvement by method, on each batch of calibration prompts.
+  gains: predicted improvement by arm, on each batch of calibration prompts.
   """
-  rows = plan.bench.batch_size
+  known = [x for x in arms if x.name in gains]
   if clock.limited:
-    factors = {name: 1 / float(np.mean(x)) for name, x in gains.items()}
-    speed = speed._replace(factors=factors or speed.factors)
+    factors = {x.name: 1 / float(np.mean(gains[x.name])) for x in known}
+    drafters = len({x.drafter for x in known})
+    speed = speed._replace(factors=factors or speed.factors, drafters=drafters)
     blocks = max(int(clock.left() / speed.test(plan.max_new_tokens)), 1)
-    batches = min(blocks, -(-len(plan.test) // rows))
+    batches = min(blocks, plan.batches)
     repeats = min(plan.bench.repeats, blocks // batches)
     plan = plan_lib.cut(plan, batches, repeats)
-  batches = -(-len(plan.test) // rows)
-  spreads = [np.std(np.log(x), ddof=1) for x in gains.values() if len(x) > 1]
-  if len(plan.test) < intervals.FEWEST or batches < 2 or not spreads:
+  rows = plan.bench.batch_size
+  each = [gains[x.name] for x in known]
+  spreads = [np.std(np.log(x), ddof=1) for x in each if len(x) > 1]
+  if len(plan.test) < intervals.FEWEST or plan.batches < 2 or not spreads:
     return plan, None
-  kinds = [x.category for x in plan.test] if rows == 1 else [''] * batches
+  kinds = [x.category for x in plan.test] if rows == 1 else [''] * plan.batches
   # All hold at once; methods are taken as independent.
   units = intervals.units(kinds).shape[1]
-  t = stats.t.ppf(1 - 0.025 / len(gains), units - 1)
+  t = stats.t.ppf(1 - 0.025 / len(known), units - 1)
   return plan, float(t * max(spreads) / units**0.5)
 
 
 def left_out(
   arms: Sequence[plan_lib.Arm], predicted: Mapping[str, records.Prediction]
 ) -> dict[str, str]:
-  """Why an arm cannot win, by its name: its prediction's 90 % interval is below
-  plain decoding, or below what another gamma of its drafter is to reach.
+  """Says by arm why it cannot win: the 90 % interval of its prediction is below
+  plain decoding, or below the prediction of another gamma of its drafter.
 
   Where that is true of all, the best of them is not left out.
   """
@@ -219,7 +222,7 @@ def left_out(
 def blocks(
   groups: int, repeats: int, clock: Clock, after: float = 0.0
 ) -> Iterator[tuple[int, int]]:
-  """(repeat, group) of every block that can be finished in time, and one.
+  """Yields (repeat, group) of every block that ends in time, and one at least.
 
   after: seconds that each group takes once all are run.
   """

@@ -6,7 +6,7 @@ audit program. audit.py explains a difference.
 
 import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import rich.markup
@@ -19,7 +19,7 @@ from specdec_jax.bench import plan as plan_lib
 
 
 def promise(rule: types.Rule, sampling) -> records.Promised:
-  """What of plain decoding a rule reproduces."""
+  """Says what of plain decoding a rule reproduces."""
   if not rule.lossless:
     return 'nothing'
   greedy = sampling.temperature < sampling_lib.GREEDY_BELOW
@@ -40,44 +40,37 @@ def check_promise(rule: types.Rule, sampling) -> None:
 def compare(
   arms: Sequence[plan_lib.Arm],
   plan: plan_lib.Plan,
-  answers: Mapping[str, Sequence[records.Answer]],
+  answers: Mapping[str, records.Answers],
 ) -> dict[str, records.Audit]:
-  """The Audit of every arm but arms[0], plain decoding.
+  """Audits every arm but arms[0], plain decoding.
 
-  answers: by arm, of the same requests.
+  answers: by arm; those that all have are compared.
   """
   plain, out = answers[arms[0].name], {}
+  both = sorted(set.intersection(*map(set, answers.values())))
   for arm in arms[1:]:
     promised = promise(arm.engine.rule, plan.sampling)
-    out[arm.name] = records.Audit(promised, len(plain))
+    out[arm.name] = records.Audit(promised, len(both))
     if promised != 'tokens':
       continue
-    cases = []
-    for one, two in zip(plain, answers[arm.name], strict=True):
-      # A text that ended on broken logits is reported as a failure; only the
-      # tokens that both emitted are compared.
-      broken = one.broken or two.broken
-      end = min(len(one.tokens), len(two.tokens)) if broken else None
-      texts = one.tokens[:end], two.tokens[:end]
-      cases.append(audit.Case(one.item, plan.sampling, *texts))
-    cases = printing.track(cases, f'audit of {arm.name}')
-    target, sizes = arm.engine.target, (plan.buffer, plan.bench.batch_size)
-    passes = audit.Passes(arm.gamma, arm.engine.options.chunk, *sizes)
-    out[arm.name] = audit.compare(target.model, target.params, cases, passes)
+    pairs = [(plain[at], answers[arm.name][at]) for at in both]
+    pairs = printing.track(pairs, f'audit of {arm.name}')
+    target, chunk = arm.engine.target, arm.engine.options.chunk
+    ran = plan.sampling, arm.gamma, chunk, plan.buffer, plan.bench.batch_size
+    passes = audit.Passes(*ran)
+    out[arm.name] = audit.compare(target.model, target.params, pairs, passes)
   return out
 
 
-def failures(
-  answers: Mapping[str, Sequence[records.Answer]],
-) -> list[records.Failure]:
-  """The requests that ended on logits that are not finite.
+def failures(answers: Mapping[str, records.Answers]) -> list[records.Failure]:
+  """Lists the requests that ended on logits that are not finite.
 
   Their texts are cut short, so no figure would be valid.
   """
   return [
     records.Failure(name, x.item.id, len(x.tokens))
     for name, found in answers.items()
-    for x in found
+    for x in found.values()
     if x.broken
   ]
 
@@ -112,7 +105,7 @@ def run(
       hosts.fetch(run(plan_lib.capped(arm, x.full)))
       for x in printing.track(groups, f'decoding with {arm.name}')
     ]
-  answers = plan_lib.texts(groups, outputs)
+  answers = {x: plan_lib.answers(groups, y) for x, y in outputs.items()}
   audits = compare(arms, plan, answers)
   rows = [
     records.Row(
@@ -122,7 +115,8 @@ def run(
     )
     for arm in arms[1:]
   ]
-  counts = total([*audits.values()], answers[arms[0].name])
+  plain = answers[arms[0].name].values()
+  counts = total([*audits.values()], plain)
   about, failed = machine.describe(), failures(answers)
   setting, console = plan_lib.setting(arms, plan), printing.console()
   sentences = verdict.audit_sentences(counts, failed)
@@ -177,9 +171,9 @@ def _print(rows: Sequence[records.Row], console: tables.Console) -> None:
 
 
 def total(
-  audits: Sequence[records.Audit], plain: Sequence[records.Answer]
+  audits: Sequence[records.Audit], plain: Collection[records.Answer]
 ) -> records.Total:
-  """The Total of several audits of the same requests, and their plain answers.
+  """Adds up audits of the same requests; plain: plain decoding's answers.
 
   A prompt, or a source, with an equal answer is read at the same positions.
   """

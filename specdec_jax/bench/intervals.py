@@ -52,8 +52,8 @@ class Interval(NamedTuple):
 
 
 def units(kinds: Iterable[str]) -> np.ndarray:
-  """[G, U]: 1 where a batch is of a unit: of its category where there are
-  FEWEST, else one of its own; '' is none."""
+  """Returns [G, U]: 1 where a batch is of a unit. A unit is a category where
+  there are FEWEST, else one batch; '' is no category."""
   kinds = [*kinds]
   many = len({*kinds} - {''}) >= FEWEST
   names = [x if x and many else i for i, x in enumerate(kinds)]
@@ -63,7 +63,7 @@ def units(kinds: Iterable[str]) -> np.ndarray:
 def speedups(
   tokens_AG, seconds_AG, level: float = 0.95, prompts: int = FEWEST
 ) -> list[Interval]:
-  """Tokens over seconds of every arm A but the first, over the first's.
+  """Divides tokens over seconds of every arm A but the first by the first's.
 
   The intervals hold all at once: whichever arm is chosen afterwards, by these
   numbers too, its interval has paid for the choice.
@@ -94,7 +94,7 @@ def speedups(
 
 
 def _each(errors_AG: np.ndarray, chance: float) -> float:
-  """The chance of error of one interval, for `chance` of any error in all.
+  """Returns the chance of error of one interval, for `chance` of any in all.
 
   Bonferroni's chance / A at least, and more where arms err together: of normal
   errors correlated as these are, the largest passes the normal quantile of what

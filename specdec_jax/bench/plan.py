@@ -1,7 +1,7 @@
 """The methods and prompts of a benchmark, and batches of requests."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -49,6 +49,11 @@ class Plan(NamedTuple):
   batch_sizes: tuple[int, ...] = ()
   sources: int = 0
 
+  @property
+  def batches(self) -> int:
+    """Of test prompts."""
+    return -(-len(self.test) // self.bench.batch_size)
+
 
 class Group(NamedTuple):
   """Prompts that decode together, and their request on the device."""
@@ -58,8 +63,8 @@ class Group(NamedTuple):
 
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
-  """Plain decoding, then every method at every gamma of the config; trees and
-  adaptive windows at their largest alone.
+  """Makes plain decoding, then every method at every gamma of the config; trees
+  and adaptive windows at their largest alone.
 
   measure: as in build.engine; benchmark.run measures.
   """
@@ -82,7 +87,7 @@ def make(
   chosen: Sequence[prompts_lib.Prompt],
   sizes: Sequence[int] = (),
 ) -> Plan:
-  """The plan of a config on these prompts, each once; all are checked.
+  """Plans a config on these prompts, each once; all are checked.
 
   Raises:
     ValueError: a prompt that is empty, too long or has unknown ids, by its id.
@@ -114,7 +119,7 @@ def make(
 
 
 def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-  """The flag --batch_sizes as numbers; raises ValueError for others."""
+  """Reads the flag --batch_sizes; raises ValueError for no numbers."""
   if not all(x.isdecimal() and int(x) for x in texts):
     raise ValueError(
       f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
@@ -123,7 +128,7 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
-  """The first turn of a prompt as tokens."""
+  """Encodes the first turn of a prompt."""
   bench, number = e.settings.bench, prompts_lib.request_number(prompt.id)
   given, most = prompt.given, bench.prompt_tokens
   try:
@@ -142,7 +147,7 @@ def groups(
   plan: Plan,
   items: Sequence[requests.Item],
 ) -> list[Group]:
-  """The prompts in batches of plan.bench.batch_size.
+  """Deals the prompts to batches of plan.bench.batch_size.
 
   Every row is live: the last batch is filled with copies of its own prompts, so
   that no two batches share one: they are the sample of an interval. All share
@@ -157,18 +162,18 @@ def groups(
 
 
 def capped(arm: Arm, request: decode.Request) -> decode.Request:
-  """The request with windows of the arm's gamma."""
+  """Limits windows of the request to the arm's gamma."""
   return request._replace(gamma_B=jnp.minimum(request.gamma_B, arm.gamma))
 
 
 def shortened(request: decode.Request, tokens: int) -> decode.Request:
-  """The request with room for so many tokens at most."""
+  """Limits answers of the request to so many tokens."""
   end_B = jnp.minimum(request.limit_B, request.lengths_B + tokens)
   return request._replace(limit_B=end_B)
 
 
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
-  """The prompts, and copies of the last batch's until it is full.
+  """Adds copies of the last batch's prompts until it is full.
 
   Each copy has its own request number, so that it draws different noise.
   """
@@ -198,7 +203,7 @@ def _group(arms, plan: Plan, items, new: int) -> Group:
 
 
 def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:
-  """A prompt of middle length in every row, and room for `most` windows."""
+  """Repeats a prompt of middle length in every row, for `most` windows."""
   length = lambda item: len(item.tokens) + len(item.source)
   items = sorted(plan.calibration + plan.test, key=length)
   item, rows = items[len(items) // 2], plan.bench.batch_size
@@ -210,26 +215,20 @@ def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:
 
 def answers(
   groups: Sequence[Group], outputs: Sequence[decode.Output]
-) -> list[records.Answer]:
-  """The answer to every prompt, in the groups' order."""
-  out = []
-  for group, output in zip(groups, outputs, strict=True):
+) -> records.Answers:
+  """Cuts the answer to every prompt out of the outputs."""
+  out = {}
+  for g, (group, output) in enumerate(zip(groups, outputs, strict=True)):
     for row, item in enumerate(group.items):
       end = output.lengths_B[row]
       tokens = output.tokens_BL[row, len(item.tokens) : end].tolist()
-      out.append(records.Answer(item, tokens, bool(output.info.broken_B[row])))
+      broken = bool(output.info.broken_B[row])
+      out[g, row] = records.Answer(item, tokens, broken)
   return out
 
 
-def texts(
-  groups: Sequence[Group], outputs: Mapping[str, Sequence[decode.Output]]
-) -> dict[str, list[records.Answer]]:
-  """The answers of every arm."""
-  return {name: answers(groups, x) for name, x in outputs.items()}
-
-
 def cut(plan: Plan, batches: int, repeats: int) -> Plan:
-  """The plan of so many batches of test prompts, each so often."""
+  """Cuts the plan to so many batches of test prompts, each so often."""
   bench = dataclasses.replace(plan.bench, repeats=repeats)
   test = plan.test[: batches * bench.batch_size]
   return plan._replace(test=test, bench=bench)
@@ -265,7 +264,7 @@ def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
 
 
 def _own_bytes(engine: build.Engine) -> int:
-  """Of the drafter's weights, without the target's."""
+  """Counts bytes of the drafter's weights, without the target's."""
   # A head reduced to some ids is held beside the full one.
   whole = engine.draft.params if engine.draft else ()
   # Before costs are known, only the parts of adaptive have weights.

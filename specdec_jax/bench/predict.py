@@ -38,7 +38,7 @@ Array = jax.Array
 def under(
   rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
 ) -> tuple[Array, Array]:
-  """(alpha_BT, distance_BT) of a rule at every token.
+  """Computes (alpha_BT, distance_BT) of a rule at every token.
 
   alpha: sum_x of types.Rule.kept, min(p(x), q(x)) if that is None.
   distance: total variation between p and types.Rule.emitted; 0 if None.
@@ -91,7 +91,7 @@ def overlap(
 def alphas(
   arms: Sequence[plan_lib.Arm], groups, plain: Sequence[decode.Output]
 ) -> dict[str, records.Alpha]:
-  """The Alpha of every arm but the first, on plain decoding's text.
+  """Measures Alpha of every arm but the first, on plain decoding's text.
 
   Arms of one engine share theirs. One around others has none: which of them
   proposes at a place depends on what was accepted before.
@@ -154,7 +154,7 @@ class Counts(NamedTuple):
 def counted(
   outputs: Sequence[decode.Output], plain: Sequence[decode.Output] | None
 ) -> Counts:
-  """The Counts of a method's outputs, one for each batch.
+  """Counts a method's outputs, one for each batch.
 
   plain: plain decoding's; None: its windows emit one token.
   """
@@ -167,20 +167,20 @@ def counted(
 
 
 def gain(arm: plan_lib.Arm, calibration, found: Counts, times_SG):
-  """[S]: the improvement by the cost model, each batch so many times."""
+  """Returns [S]: improvement by the cost model, each batch so many times."""
   cost_S = window_cost(arm, calibration, *_shares(found, times_SG))
   return _tokens(found, times_SG) / cost_S
 
 
 def _tokens(found: Counts, times_SG):
-  """[S]: tokens of a window over those of a plain one."""
+  """Returns [S]: tokens of a window over those of a plain one."""
   total = lambda x_G: times_SG @ x_G
   own = total(found.emitted_G) / total(found.windows_G)
   return own * total(found.steps_G) / total(found.plain_G)
 
 
 def _shares(found: Counts, times_SG):
-  """([S, N], [S, N]): the shares of windows that Counts has by their room."""
+  """Returns ([S, N], [S, N]): windows of each room, as shares of all."""
   every = (times_SG @ found.windows_G)[..., None]
   return tuple(times_SG @ x / every for x in (found.widths_GN, found.second_GN))
 
@@ -191,7 +191,7 @@ def window_cost(
   widths_SN,
   second_SN,
 ):
-  """Mean cost of a window of the arm, in plain steps.
+  """Returns the mean cost of a window of the arm, in plain steps.
 
   widths_SN, second_SN: shares of windows, as Counts has them.
   """
@@ -214,7 +214,7 @@ def window_cost(
 
 
 def _drafting(calibration, drafter: types.Drafter, room_N) -> np.ndarray:
-  """Costs of drafting windows with so much room.
+  """Returns costs of drafting windows with so much room.
 
   Of the likeliest nodes all are drafted before it is known how many pay.
   """
@@ -225,7 +225,7 @@ def _drafting(calibration, drafter: types.Drafter, room_N) -> np.ndarray:
 
 
 def slowest(arm: plan_lib.Arm, calibration) -> float:
-  """Time of a token over plain decoding's, if a window emits 1.2 of them."""
+  """Returns a token's time over plain decoding's, if a window emits 1.2."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
   return float(window_cost(arm, calibration, full_N, full_N)) / 1.2
 
@@ -237,7 +237,7 @@ def interval(
   found: Counts,
   batches: int,
 ) -> intervals.Interval:
-  """The 90 % interval of a predicted improvement on so many other batches.
+  """Returns the 90 % interval of an improvement on so many other batches.
 
   By how much its logarithm differs without each of the batches seen (a
   jackknife), between repeats of the calibration, and from one run to the next,
@@ -269,7 +269,7 @@ def improvement(
   plain: Sequence[decode.Output] | None = None,
   batches: int = 0,
 ) -> records.Prediction:
-  """The Prediction of one arm, not plain decoding; see improvements."""
+  """Predicts one arm, not plain decoding; see improvements."""
   found, once_G = counted(outputs, plain), np.ones(len(outputs))
   tokens = float(_tokens(found, once_G))
   value = float(gain(arm, calibration, found, once_G))
@@ -281,7 +281,7 @@ def improvement(
 
 
 def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
-  """The improvement of an arm's windows and, estimated, of smaller ones.
+  """Estimates the improvement of an arm's windows and of smaller ones.
 
   Of a chain by its gamma: what was accepted beyond a smaller one is cut off. Of
   a tree by its levels, '4,2', the first of them, each with no more than some
@@ -309,7 +309,7 @@ def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
 
 
 def _smaller(engine):
-  """(name, levels, nodes of a level, nodes, nodes drafted) of each tree.
+  """Yields (name, levels, nodes of a level, nodes, nodes drafted) a tree.
 
   The drafter's own is the last. Of its likeliest nodes no levels are counted.
   """
@@ -332,7 +332,7 @@ def _smaller(engine):
 def improvements(
   arms, calibration, outputs, batches: int = 0
 ) -> dict[str, records.Prediction]:
-  """By arm, the Prediction from calibrated costs and these outputs.
+  """Predicts every arm from calibrated costs and these outputs.
 
   outputs: by arm, one for each batch of prompts; none predict nothing. Plain
   decoding's may be missing at batch size 1, where its windows emit one token.
@@ -347,7 +347,7 @@ def improvements(
 
 
 def gains(arms, calibration, outputs) -> dict[str, np.ndarray]:
-  """By arm, the improvement predicted from each batch alone, [G]."""
+  """Returns by arm [G]: the improvement predicted from each batch alone."""
   plain = outputs.get(arms[0].name)
   return {
     x.name: gain(x, calibration, counted(mine, plain), np.eye(len(mine)))

@@ -56,7 +56,7 @@ class Prompt:
 
 
 def read(path: str | os.PathLike, own: Sequence[str] = ()) -> list[Prompt]:
-  """The prompts of a JSONL file, in its order; all are checked first.
+  """Reads the prompts of a JSONL file, in its order; checks all first.
 
   A line is {"prompt": text}, {"turns": [text, ...]}, {"tokens": [id, ...]} or
   {"messages": [{"role": text, "content": text}, ...]}, with an optional "id"
@@ -89,12 +89,12 @@ def read(path: str | os.PathLike, own: Sequence[str] = ()) -> list[Prompt]:
 
 
 def builtin() -> list[Prompt]:
-  """The built-in prompts, equally many of each category."""
+  """Reads the built-in prompts, equally many of each category."""
   return read(_BUILTIN)
 
 
 def manual() -> list[Prompt]:
-  """Paragraphs of Python's own manual, which differs between its versions.
+  """Reads paragraphs of Python's manual, which differs between its versions.
 
   Those of 80 characters or more, cut at 1,000, shuffled.
   """
@@ -109,20 +109,20 @@ def manual() -> list[Prompt]:
 
 
 def chosen(path: str) -> list[Prompt]:
-  """The prompts of a file; stdlib:prose: of `manual`; empty: the built-in."""
+  """Reads a file; stdlib:prose is `manual`, an empty path the built-in ones."""
   if path == MANUAL:
     return manual()[:_PARAGRAPHS]
   return read(path) if path else builtin()
 
 
 def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-  """The first `count` prompts of each category, in their order."""
+  """Keeps the first `count` prompts of each category, in their order."""
   first = {p.id for group in by_category(prompts) for p in group[:count]}
   return [prompt for prompt in prompts if prompt.id in first]
 
 
 def halves(prompts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-  """Two disjoint halves with the same categories.
+  """Returns two disjoint halves with the same categories.
 
   Alternates along the prompts sorted by category, so that the halves differ by
   at most one prompt in each category and in all.
@@ -132,7 +132,7 @@ def halves(prompts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 
 
 def request_number(id: str) -> int:
-  """The integer in [0, 2**31) that keys a request's randomness, from its id.
+  """Returns an integer in [0, 2**31), which keys randomness, from an id.
 
   A decimal integer is used as it is; other ids, '007' and '-7' among them, give
   the first 31 bits of their SHA-256. The same in every process and file.
@@ -144,7 +144,7 @@ def request_number(id: str) -> int:
 
 
 def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
-  """What has a category, such as prompts, in lists of one category each."""
+  """Splits what has a category, such as prompts, into a list for each."""
   groups = {}
   for prompt in prompts:
     groups.setdefault(prompt.category, []).append(prompt)
@@ -152,7 +152,7 @@ def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
 
 
 def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
-  """The prompt of one line; its id is the index unless the line has one."""
+  """Reads the prompt of one line; its id is the index if the line has none."""
   allowed = *_KEYS, *own
   unknown = [key for key in row if key not in allowed]
   if unknown:
@@ -177,28 +177,28 @@ def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
   if type(id) is not int:
     _text(id, name, kind='a text or an integer')
   category = _text(row['category'], 'category') if 'category' in row else None
-  settings = {key: row[key] for key in own if key in row}
-  listed = kind == 'turns'
-  prompt = Prompt(str(id), category, own=settings, listed=listed)
-  if kind == 'messages':
-    for i, x in enumerate(content):
+  for i, x in enumerate(content):
+    where = kind if kind == 'prompt' else f'{kind}[{i}]'
+    if kind == 'messages':
       if not isinstance(x, dict):
-        raise ValueError(f'messages[{i}] is {_shown(x)}: it must be an object')
+        raise ValueError(f'{where} is {_shown(x)}: it must be an object')
       for key in ('role', 'content'):
-        _text(x.get(key), f'messages[{i}].{key}')
-    return dataclasses.replace(prompt, messages=tuple(content))
-  if kind != 'tokens':
-    names = [f'turns[{i}]' for i in range(len(content))]
-    texts = map(_text, content, names if prompt.listed else ['prompt'])
-    return dataclasses.replace(prompt, turns=tuple(texts))
-  for i, token in enumerate(content):
+        _text(x.get(key), f'{where}.{key}')
+    elif kind != 'tokens':
+      _text(x, where)
     # Exactly int: JSON's true is one of Python's integers.
-    if type(token) is not int or not 0 <= token < 2**31:
+    elif type(x) is not int or not 0 <= x < 2**31:
       raise ValueError(
-        f'tokens[{i}] is {_shown(token)}: it must be a token id, an integer '
-        'from 0 to 2147483647'
+        f'{where} is {_shown(x)}: it must be a token id, an integer from 0 to '
+        '2147483647'
       )
-  return dataclasses.replace(prompt, tokens=tuple(content))
+  return Prompt(
+    str(id),
+    category,
+    own={key: row[key] for key in own if key in row},
+    listed=kind == 'turns',
+    **{'turns' if kind == 'prompt' else kind: tuple(content)},
+  )
 
 
 def _text(text: Any, name: str, *, kind: str = 'a text') -> str:

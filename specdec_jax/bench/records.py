@@ -64,7 +64,7 @@ class Ceiling(NamedTuple):
   between: float | None = None
 
   def beside(self, dtype: str, gb_s: Sequence[float]) -> 'Ceiling':
-    """The ceiling by reads of this dtype made while the prompts were run."""
+    """Returns the ceiling by reads of this dtype while the prompts were run."""
     between = statistics.median(gb_s)
     tok_s = self.tok_s * between / self.gb_s[dtype]['sustained']
     return self._replace(tok_s=tok_s, between=between)
@@ -122,8 +122,12 @@ class Answer(NamedTuple):
   """
 
   item: requests.Item
-  tokens: list[int]
-  broken: bool
+  tokens: Sequence[int]
+  broken: bool = False
+
+
+# By (batch, index in the batch).
+Answers = Mapping[tuple[int, int], Answer]
 
 
 class Finding(NamedTuple):
@@ -184,7 +188,7 @@ class Audit(NamedTuple):
 
 
 def together(audits: Iterable[Audit | None]) -> Audit | None:
-  """Audits under one rule as one; None among them is plain decoding's."""
+  """Joins audits under one rule; None among them is plain decoding's."""
   known = [x for x in audits if x]
   if not known:
     return None

@@ -18,7 +18,7 @@ _TURNS = 2  # answers of a row, at least, that end while the clock runs
 
 
 def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
-  """Disjoint sets of test prompts, each for all rows and _TURNS times more.
+  """Deals test prompts to sets, each for all rows and _TURNS times more.
 
   What is missing are copies, which draw their own noise. There are as many sets
   as do without, and intervals.FEWEST, or one of each prompt, at least.
@@ -32,11 +32,10 @@ def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
 
 def measure(
   arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, clock: budget.Clock
-) -> tuple[dict[str, timing.Runs], dict[str, dict]]:
-  """By arm, its Runs of as many queues as the clock allows, and its answers.
+) -> dict[str, timing.Runs]:
+  """Runs every arm on as many queues as the clock allows.
 
-  The arms take turns. outputs of Runs: the requests that ended; their answers
-  are by set and index in its queue.
+  The arms take turns. answers, outputs of Runs: of the requests that ended.
   """
   rows, ends = plan.bench.batch_size, arms[0].engine.target.tokenizer.eos_ids
   sizes = dict(length=plan.buffer, sources=plan.sources, stops=len(ends))
@@ -55,26 +54,28 @@ def measure(
     for i in range(len(arms)):
       arm = arms[(i + g) % len(arms)]
       ran[arm.name].append(run(arm, g, plan.max_new_tokens))
-  runs, answers = {}, {}
+  runs = {}
   for name, each in ran.items():
     tokens_G, seconds_G, ended_G = zip(*each, strict=True)
     prompts_G = [len({x.id for x in queue}) for queue in found[: len(each)]]
     seconds_RG = np.array([seconds_G])
     outputs = [x for ended in ended_G for x in ended.values()]
-    counts = np.array(tokens_G), np.array(prompts_G)
-    runs[name] = timing.Runs(outputs, *counts, seconds_RG, 0 * seconds_RG)
-    answers[name] = {
+    none_G = np.array([''] * len(each))
+    answers = {
       (g, i): records.Answer(
         found[g][i], x.tokens[x.start :], x.reason == 'non-finite'
       )
       for g, ended in enumerate(ended_G)
       for i, x in ended.items()
     }
-  return runs, answers
+    counts = np.array(tokens_G), np.array(prompts_G), none_G
+    seconds = seconds_RG, 0 * seconds_RG
+    runs[name] = timing.Runs(answers, outputs, *counts, *seconds)
+  return runs
 
 
 def timed(held: pool.Pool, queue) -> tuple[int, float, dict]:
-  """Tokens, seconds, and what ended meanwhile by index.
+  """Returns tokens, seconds, and what ended meanwhile by index.
 
   queue: (prompt, what is asked of it), more than rows; the last are cancelled.
   """

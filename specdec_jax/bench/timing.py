@@ -21,6 +21,7 @@ import numpy as np
 from specdec_jax import decode, hosts, machine, metrics, printing, program
 from specdec_jax.bench import budget, identity, intervals, predict, records
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import parts
 from specdec_jax.kernels import calls, pages
 from specdec_jax.models import work
@@ -38,19 +39,20 @@ _READS = 6
 class Runs(NamedTuple):
   """Runs of an arm on batches G of prompts.
 
-  outputs: of the batches; runs of one emit the same.
+  answers, outputs: runs of one batch emit the same.
   tokens_G: emitted. prompts_G: different ones; no two batches share one.
+  kind_G: the category of each; '' is none, or of a batch of several prompts.
   decoding_RG: seconds of all windows; NaN where not run.
   prefill_RG: seconds before them; arms of one engine share theirs.
-  kind_G: the category of each; '' is none, or of a batch of several prompts.
   """
 
+  answers: records.Answers
   outputs: list[Any]
   tokens_G: np.ndarray
   prompts_G: np.ndarray
+  kind_G: np.ndarray
   decoding_RG: np.ndarray
   prefill_RG: np.ndarray
-  kind_G: np.ndarray | None = None
 
   @property
   def decoding_G(self) -> np.ndarray:
@@ -62,15 +64,15 @@ class Runs(NamedTuple):
     return np.nanmean(self.prefill_RG, 0)
 
   def picked(self, batches: Sequence[int]) -> 'Runs':
-    """Those of some batches alone."""
-    outputs, *arrays = self
-    at: Any = lambda x: None if x is None else x[..., batches]
-    return Runs([outputs[g] for g in batches], *map(at, arrays))
+    """Keeps some batches alone."""
+    answers, outputs, *arrays = self
+    mine = {at: x for at, x in answers.items() if at[0] in batches}
+    picked = (x[..., batches] for x in arrays)
+    return Runs(mine, [outputs[g] for g in batches], *picked)
 
 
 def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
-  """By arm, its programs, of which start and finish are compiled for the
-  request's shapes."""
+  """Compiles start and finish of every arm for the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   done = {}
   for key, engine in printing.track(engines.items(), 'compiling'):
@@ -87,7 +89,7 @@ def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
 
 
 def first_step(arms, group: plan_lib.Group, tok_s: float, check):
-  """(programs, Speed): plain decoding compiled, and a guess of all others.
+  """Compiles plain decoding and guesses all others: (programs, Speed).
 
   tok_s: of the ceiling. check(Speed): refuses once too little time is left.
   """
@@ -119,7 +121,7 @@ def turn(
   programs: Mapping[str, decode.Programs],
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
-  """Every arm on one batch, by its name, in this order.
+  """Runs every arm on one batch, in this order.
 
   Arms of one engine differ in the cap of their windows, which no prefill reads:
   they go on from copies of what one left.
@@ -148,8 +150,7 @@ def measure(
   programs: Mapping[str, decode.Programs],
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
-  """By arm, its Runs; block by block, each of which begins with another
-  engine.
+  """Runs every arm block by block, each of which begins with another engine.
 
   blocks: (repeat, index of the group), in order; they may end early.
   """
@@ -165,9 +166,10 @@ def measure(
       found = {name: x._replace(output=None) for name, x in found.items()}
     ran[repeat, g] = found
   repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
-  prompts_G = [len({x.id for x in group.items}) for group in groups[:batches]]
+  groups = groups[:batches]
+  prompts_G = np.array([len({x.id for x in group.items}) for group in groups])
   alone = lambda x: x.items[0].category if len(x.items) == 1 else ''
-  kind_G = np.array([alone(group) for group in groups[:batches]])
+  kind_G = np.array([alone(group) for group in groups])
   out = {}
   for arm in arms:
     decoding_RG, prefill_RG = np.full((2, repeats, batches), np.nan)
@@ -175,24 +177,21 @@ def measure(
       prefill_RG[at], decoding_RG[at], _ = found[arm.name]
     outputs = [ran[0, g][arm.name].output for g in range(batches)]
     tokens_G = np.array([metrics.emitted(x.info) for x in outputs])
-    counts = tokens_G, np.array(prompts_G)
-    out[arm.name] = Runs(outputs, *counts, decoding_RG, prefill_RG, kind_G)
+    counts = tokens_G, prompts_G, kind_G, decoding_RG, prefill_RG
+    out[arm.name] = Runs(plan_lib.answers(groups, outputs), outputs, *counts)
   return out
 
 
 class Measured(NamedTuple):
   """What arms did on the test prompts of a plan.
 
-  plan: of the prompts and repeats that ran.
-  runs, answers: by arm.
-  rows: all that is measured of each arm.
+  plan: of the prompts and repeats that ran, which took `seconds`.
+  runs: by arm. rows: all that is measured of each.
   failed: requests with broken logits; then no row is valid.
-  seconds: that the runs took.
   """
 
   plan: plan_lib.Plan
   runs: dict[str, Runs]
-  answers: dict[str, list[records.Answer]]
   rows: list[records.Row]
   failed: list[records.Failure]
   seconds: float
@@ -203,6 +202,7 @@ def measured(
   plan: plan_lib.Plan,
   programs: Mapping[str, decode.Programs] | None = None,
   blocks: Iterable[tuple[int, int]] | None = None,
+  calibration: calibration_lib.Calibration | None = None,
   *,
   level: float = 0.95,
 ) -> Measured:
@@ -213,22 +213,22 @@ def measured(
     plan: at least one test prompt.
     programs: of all arms, if they are compiled already.
     blocks: as in `measure`; all of the plan if None.
+    calibration: explains the rows, if given.
     level: how often all intervals of decoding hold.
   """
   groups = plan_lib.groups(arms, plan, plan.test)
   programs = programs or compile_arms(arms, groups[0].full)
   if blocks is None:
-    repeats = plan.bench.repeats
-    blocks = budget.blocks(len(groups), repeats, budget.UNLIMITED)
+    blocks = budget.blocks(len(groups), plan.bench.repeats, budget.UNLIMITED)
   start = program.elapsed()
   runs = measure(arms, groups, programs, blocks)
   seconds, plain = program.elapsed() - start, runs[arms[0].name]
   ran_RG = np.isfinite(plain.decoding_RG)
   plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
-  groups = groups[: len(plain.outputs)]
-  answers = plan_lib.texts(groups, {x: y.outputs for x, y in runs.items()})
+  answers = {name: x.answers for name, x in runs.items()}
+  failed = identity.failures(answers)
   whole = improvements(runs, whole=True)
-  alphas = predict.alphas(arms, groups, plain.outputs)
+  alphas = predict.alphas(arms, groups[: plan.batches], plain.outputs)
   audits = identity.compare(arms, plan, answers)
   found = [
     row._replace(
@@ -236,26 +236,33 @@ def measured(
       time_to_first_token=first_token(runs[row.name]),
       alpha=alphas.get(row.name),
     )
-    for row in rows(arms, runs, audits, level)
+    for row in rows(arms, runs, audits, None if failed else calibration, level)
   ]
-  failed = identity.failures(answers)
-  return Measured(plan, runs, answers, found, failed, seconds)
+  return Measured(plan, runs, found, failed, seconds)
 
 
 def rows(
   arms: Sequence[plan_lib.Arm],
   runs: Mapping[str, Runs],
   audits: Mapping[str, records.Audit],
+  calibration: calibration_lib.Calibration | None = None,
   level: float = 0.95,
 ) -> list[records.Row]:
-  """Speed and counts of every arm; level: how often all intervals hold."""
-  improvement = improvements(runs, level=level)
+  """Sums up speed and counts of every arm.
+
+  calibration: explains them, if given. level: how often all intervals hold.
+  """
+  improvement, explained = improvements(runs, level=level), {}
+  if calibration:
+    outputs = {name: x.outputs for name, x in runs.items()}
+    explained = predict.improvements(arms, calibration, outputs)
   return [
     records.Row(
       *(arm.name, arm.drafter, arm.gamma),
       metrics.summary(metrics.join(runs[arm.name].outputs)),
       tok_s=tok_s(runs[arm.name]),
       improvement=improvement[arm.name],
+      explained=explained.get(arm.name),
       audit=audits.get(arm.name),
     )
     for arm in arms
@@ -263,14 +270,14 @@ def rows(
 
 
 def tok_s(runs: Runs) -> float:
-  """Tokens per second of decoding."""
+  """Returns tokens per second of decoding."""
   return float(runs.tokens_G.sum() / runs.decoding_G.sum())
 
 
 def improvements(
   runs: Mapping[str, Runs], *, whole: bool = False, level: float = 0.95
 ) -> dict[str, intervals.Interval]:
-  """By arm, speed over the first arm's; the intervals hold all at once.
+  """Returns by arm its speed over the first one's; intervals hold all at once.
 
   Fewer than intervals.FEWEST prompts, or one batch, give no intervals: prompts
   are the sample, and repeats of one batch do not tell how others would do.
@@ -280,8 +287,7 @@ def improvements(
   draft; else of decoding alone. level: how often all intervals hold.
   """
   plain, *names = runs
-  kind_G, none_G = runs[plain].kind_G, [''] * len(runs[plain].tokens_G)
-  unit_GU = intervals.units(none_G if kind_G is None else kind_G)
+  unit_GU = intervals.units(runs[plain].kind_G)
   found = intervals.speedups(
     [x.tokens_G @ unit_GU for x in runs.values()],
     [(x.decoding_G + whole * x.prefill_G) @ unit_GU for x in runs.values()],
@@ -295,7 +301,7 @@ def improvements(
 
 
 def first_token(runs: Runs) -> float:
-  """Seconds to the first token: the prefill and a mean window; a median."""
+  """Returns seconds of the prefill and a mean window, a median of batches."""
   calls_G = [max(x.info.calls_B.max(), 1) for x in runs.outputs]
   return float(np.median(runs.prefill_G + runs.decoding_G / calls_G))
 
@@ -304,7 +310,7 @@ def first_token(runs: Runs) -> float:
 
 
 def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
-  """(Ceiling of plain decoding, the read to repeat)."""
+  """Measures the Ceiling of plain decoding, and returns the read to repeat."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   devices = 1 if target.layout is None else target.layout.mesh.size
@@ -339,7 +345,7 @@ def reads(
   packed: bool = False,
   small: bool = False,
 ) -> dict[str, machine.Read]:
-  """Programs that read `size` bytes: x_1K @ w_KN, and a sum.
+  """Makes programs that read `size` bytes: x_1K @ w_KN, and a sum.
 
   size: from 32 MB to 256 MB on CPU, else to 1 GB; what is beyond is cut.
   packed: also by the CPU kernels, which read faster than XLA.
@@ -365,8 +371,8 @@ def reads(
 
 
 def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
-  """GB/s of one device by program, medians over calls; their largest as
-  'sustained', and the best single call as 'best'."""
+  """Measures GB/s of a device by program, medians of calls; their largest is
+  'sustained', and the best single call 'best'."""
   found = {name: machine.repeated(read) for name, read in programs.items()}
   sustained = {name: statistics.median(x) for name, x in found.items()}
   best = max(map(max, found.values()))
@@ -374,7 +380,7 @@ def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
 
 
 def reading(blocks: Iterable, read: machine.Read, gb_s: list[float]):
-  """The blocks; before each the GB/s of the fastest of _READS joins the list.
+  """Yields the blocks, and adds the GB/s of the fastest of _READS before each.
 
   The memory of a shared machine is not as fast a minute later.
   """

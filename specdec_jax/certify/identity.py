@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import sampling, types
-from specdec_jax.bench import audit
+from specdec_jax.bench import audit, records
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
 from specdec_jax.io import files
@@ -206,10 +206,10 @@ def audited(subject: base.Subject, dtype: str, amount: int):
   arms = [(x, 0.8) for x in subject.rules if x.coupled]
   for rule, temperature in [(subject.rules[0], 0.0), *arms]:
     pair = subject.pair(world, 4, rule)
-    passes = audit.Passes(pair.drafter.gamma, base.OPTIONS.chunk, LENGTH)
     arm = f'{dtype} {rule.name} {name} T={temperature:g}'
     draws: dict[str, Any] = dict(temperature=temperature, seed=subject.seed)
     sampled = sampling.Sampling(**draws)
+    ran = sampled, pair.drafter.gamma, base.OPTIONS.chunk, LENGTH
     tokens, ties = 0, 0
     for turn in itertools.count():
       seed = 1000 * subject.seed + turn
@@ -221,8 +221,8 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       both = base.plain(world, request)
       both += base.texts(base.run(world, pair, request))
       (item,) = base.items(world, [prompt], [turn])
-      case = audit.Case(item, sampled, *(x[len(prompt) :] for x in both))
-      found = audit.compare(world.target, target, [case], passes)
+      both = [records.Answer(item, x[len(prompt) :]) for x in both]
+      found = audit.compare(world.target, target, [both], audit.Passes(*ran))
       if found.bugs:
         raise base.Broken(f'{arm}, prompt {prompt}: {found.findings[0]}')
       tokens, ties = tokens + found.tokens, ties + found.ties

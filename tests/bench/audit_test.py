@@ -9,7 +9,7 @@ import pytest
 
 from specdec_jax import decode, requests, types
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import audit
+from specdec_jax.bench import audit, records
 from specdec_jax.models import weights
 from specdec_jax.verify import coupled
 from tests import fakes
@@ -61,10 +61,9 @@ def run(model, params, *, request=0, **sampled):
   return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()
 
 
-def case(plain, other, *, number=0, **sampled):
-  """A request of PROMPT, greedy if nothing else is said."""
-  item = requests.Item(PROMPT, number)
-  return audit.Case(item, sampling_lib.Sampling(**sampled), plain, other)
+def case(*texts):
+  """The answers of two methods to PROMPT."""
+  return [records.Answer(requests.Item(PROMPT, 0), x) for x in texts]
 
 
 def near_tie(params, prefix, gap):
@@ -74,9 +73,11 @@ def near_tie(params, prefix, gap):
   return second, params.at[(*at, second)].set(params[at].max() - gap)
 
 
-def find(model, params, one, **changes):
+def find(model, params, pair, **changes):
+  """audit.audit of a greedy run."""
   options = dict(gamma=GAMMA, chunk=8, length=LENGTH) | changes
-  return audit.audit(model, params, one, audit.Passes(**options))
+  passes = audit.Passes(sampling_lib.Sampling(0.0, 0, 1.0, 0), **options)
+  return audit.audit(model, params, *pair, passes)
 
 
 @pytest.fixture(name='params')
@@ -192,11 +193,12 @@ def test_sampled_token_needs_no_change(params):
   """The race of the audit is the race of decoding: it names every token."""
   asked = dict(seed=11, temperature=0.9, top_k=6, top_p=0.8)
   text = run(fakes.table_model(V), params, request=5, **asked)
-  one = case(text, text, number=5, **asked)
+  s = sampling_lib.Sampling(**asked)
   for i, token in enumerate(text):
     prefix = [*PROMPT, *text[:i]]
     logits_V = np.asarray(params[fakes.prefix_hash(prefix) % 5, prefix[-1]])
-    needs = [audit.needed(logits_V, x, one, len(prefix)) for x in range(V)]
+    arrival_V = audit.arrivals(s.seed, 5, len(prefix), V)
+    needs = [audit.needed(logits_V, x, s, arrival_V) for x in range(V)]
     assert needs[token] == 0
     assert sum(n == 0 for n in needs) == 1
 
@@ -280,22 +282,15 @@ def winners(logits_XV, t_X, k_X, top_X, arrival_XV, size_X):
 
 
 @pytest.mark.more
-def test_what_noise_can_emit_is_a_tie_and_the_rest_is_a_bug(monkeypatch):
+def test_what_noise_can_emit_is_a_tie_and_the_rest_is_a_bug():
   logits_XV, t_X, k_X, top_X = problems()
-  cases = [
-    case((), (), temperature=t, top_k=k, top_p=top, seed=1, number=x)
-    for x, (t, k, top) in enumerate(
-      zip(*(x.tolist() for x in (t_X, k_X, top_X)), strict=True)
-    )
-  ]
-  arrival_XV = np.stack([audit._arrivals(c, 9, SMALL) for c in cases])
-  monkeypatch.setattr(
-    audit, '_arrivals', lambda c, *_: arrival_XV[c.item.number]
-  )
+  arrival_XV = np.stack([audit.arrivals(1, x, 9, SMALL) for x in range(X)])
+  asked = zip(*(x.tolist() for x in (t_X, k_X, top_X)), strict=True)
+  cases = [sampling_lib.Sampling(*x, seed=1) for x in asked]
   needed_XV = np.array(
     [
-      [audit.needed(row_V, v, one, 9) for v in range(SMALL)]
-      for row_V, one in zip(logits_XV, cases, strict=True)
+      [audit.needed(row_V, v, s, arrival_V) for v in range(SMALL)]
+      for row_V, s, arrival_V in zip(logits_XV, cases, arrival_XV, strict=True)
     ]
   )
   won_by = lambda size_X: winners(

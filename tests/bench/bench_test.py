@@ -147,19 +147,16 @@ def test_three_prompts_predict_nothing(prompts, monkeypatch):
   told = types.SimpleNamespace(output='output')
   for module, name, result in (
     (plan_lib, 'groups', [None] * prompts),
-    (plan_lib, 'texts', {}),
-    (plan_lib, 'setting', 'setting'),
+    (plan_lib, 'answers', {}),
     (timing, 'turn', {x.name: told for x in arms}),
     (predict, 'gains', {'lm': [1.0] * prompts}),
     (predict, 'improvement', 'known'),
-    (budget, 'expected', (plan, None)),
   ):
     monkeypatch.setattr(module, name, lambda *_, result=result: result)
   speed = budget.Speed(1.0, 1.0, 1.0, 1, {}, 0)
-  doc = records.Document({}, None, 'setting', None)  # pyright: ignore
-  given = doc, arms, {}, plan, speed, budget.UNLIMITED
-  found, _ = benchmark._predicted(*given)
-  assert found.predicted == ({'lm': 'known'} if prompts == 4 else {})
+  given = arms, {}, plan, None, speed, budget.UNLIMITED
+  _, _, predicted, *_ = benchmark._expectations(*given)
+  assert predicted == ({'lm': 'known'} if prompts == 4 else {})
 
 
 @pytest.mark.more

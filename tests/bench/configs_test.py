@@ -151,9 +151,7 @@ def test_unknown_size_and_key():
       ('lm,lookup',),
       r"""methods=\('lm,lookup',\): must be a tuple .*"\('one', 'two'\)" """,
     ),
-    ('decode', 'rule', 'rejct', 'rule=rejct: did you mean reject. allow'),
     ('target', 'source', '', 'target.source'),
-    ('draft', 'source', '', 'draft.source is empty'),
     (
       'decode',
       'methods',
@@ -179,20 +177,6 @@ def test_a_single_value_on_the_command_line_is_a_tuple_of_one(monkeypatch):
   assert (decode.methods, decode.gammas) == (('lookup',), (5,))
 
 
-def test_bad_prompt_is_named_by_its_id():
-  e = settings.load(settings.settings(config('smollm2')))
-  for prompt, said in (
-    (prompts.Prompt('far', tokens=(1, 9999)), "'far': token id 9999"),
-    (prompts.Prompt('none', tokens=()), "'none': empty"),
-  ):
-    with pytest.raises(ValueError, match=said):
-      plan_lib.make(e, [prompt])
-  (c := config('smollm2')).decode.max_new_tokens = 0  # of generate.py
-  endless = dataclasses.replace(e, settings=settings.settings(c))
-  with pytest.raises(ValueError, match='max_new_tokens=0: here it must be'):
-    plan_lib.make(endless, prompts.builtin())
-
-
 def test_a_conversation_is_measured_as_it_is_answered():
   e = settings.load(settings.settings(config('smollm2')))
   chat = [
@@ -203,9 +187,3 @@ def test_a_conversation_is_measured_as_it_is_answered():
   (item,) = plan.test + plan.calibration
   want = e.target.tokenizer.encode_chat(chat)
   assert item.tokens == want[-e.settings.bench.prompt_tokens :]
-
-
-def test_batch_sizes():
-  assert plan_lib.batch_sizes(['4', '1', '4']) == (1, 4)
-  with pytest.raises(ValueError, match='batch_sizes=0'):
-    plan_lib.batch_sizes(['0'])

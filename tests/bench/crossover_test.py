@@ -27,13 +27,12 @@ def clocks(monkeypatch):
 
 
 def batch(clocks, monkeypatch, sizes):
-  """benchmark._batch of the first size, of one prompt a set."""
+  """The first Batch of benchmark._crossover, of one prompt a set."""
   arms, runs = clocks
-  answers = dict.fromkeys(runs, {})
-  monkeypatch.setattr(steady, 'measure', lambda *_: (runs, answers))
+  monkeypatch.setattr(steady, 'measure', lambda *_: runs)
   s = settings.settings(bench_test.settings())
   plan = plan_lib.Plan((), (), 8, 32, s.sampling, s.bench, sizes)
-  return benchmark._batch(arms, plan, sizes[0], budget.UNLIMITED)
+  return benchmark._crossover(arms, plan, budget.UNLIMITED)[0]
 
 
 def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
@@ -43,13 +42,11 @@ def test_batch_sizes_share_the_chance_of_an_error(clocks, monkeypatch):
     assert {x.name: x.improvement for x in found.rows} == want
 
 
-def test_categories_share_the_chance_of_an_error(clocks, monkeypatch):
+def test_categories_share_the_chance_of_an_error(clocks):
   """Two of six prompts and one of two, which has no interval."""
   arms, runs = clocks
   names = ['code'] * 6 + ['chat'] * 6 + ['few'] * 2
   runs = {k: x._replace(kind_G=np.array(names)) for k, x in runs.items()}
-  none = dict.fromkeys(runs)
-  monkeypatch.setattr(benchmark.predict, 'improvements', lambda *_: none)
   found = benchmark._categories(arms, None, runs)
   code = {x.name: x.improvement for x in found if x.category == 'code'}
   part = {name: x.picked(range(6)) for name, x in runs.items()}

@@ -28,9 +28,6 @@ from tests.bench import bench_test
 def test_promise(rule, temperature, expected):
   sampling = sampling_lib.Sampling(temperature)
   assert identity.promise(rule, sampling) == expected
-  if expected != 'tokens':
-    with pytest.raises(ValueError, match='there is nothing to audit: set'):
-      identity.check_promise(rule, sampling)
 
 
 def audited(*compared, wrong=None):
@@ -46,7 +43,7 @@ def total(audits, names):
   """identity.total of one answer to sources of these names."""
   item = lambda name: requests.Item((0,), 0, source=(ord(name),))
   return identity.total(
-    audits, [records.Answer(item(x), [1, 2], False) for x in names]
+    audits, [records.Answer(item(x), [1, 2]) for x in names]
   )
 
 
@@ -91,7 +88,7 @@ def _failing():
   texts = []
   for group in plan_lib.groups([plain], plan, [bad, good]):
     out = plain.engine.programs.generate(plain.engine.weights, group.full)
-    texts += plan_lib.answers([group], [jax.device_get(out)])
+    texts += plan_lib.answers([group], [jax.device_get(out)]).values()
   texts = [x.tokens for x in texts]
   poison = texts[0][2]
   assert poison not in (*texts[0][:2], *texts[1], *good.tokens, *bad.tokens)

@@ -1,21 +1,56 @@
 """Batches of requests, which prompts test, and what drafting costs."""
 
 import dataclasses
+import re
 
 import jax
 import numpy as np
+import pytest
 
 from specdec_jax import printing, requests
+from specdec_jax import sampling as sampling_lib
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget, prompts, tables
+from specdec_jax.bench import budget, identity, prompts, tables
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration
+from specdec_jax.verify import reject
 from tests.bench import bench_test
 
 
 def experiment(**changes):
   config = bench_test.settings(('lookup',), **changes)
   return settings_lib.load(settings_lib.settings(config))
+
+
+FAR = prompts.Prompt('far', tokens=(1, 9999))
+NONE = prompts.Prompt('none', tokens=())
+WARM = sampling_lib.Sampling(0.8, 0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+  'call, said',
+  [
+    (lambda e: plan_lib.make(e, [FAR]), "prompt 'far': token id 9999"),
+    (lambda e: plan_lib.make(e, [NONE]), "prompt 'none': empty"),
+    (
+      lambda _: plan_lib.make(experiment(decode={'max_new_tokens': 0}), []),
+      'decode.max_new_tokens=0: here it must be at least 1',
+    ),
+    (lambda _: plan_lib.batch_sizes(['0']), 'batch_sizes=0: want whole'),
+    (lambda _: budget.clock(-1), 'minutes=-1: must be 0'),
+    (
+      lambda _: identity.check_promise(reject.RULE, WARM),
+      "rule=reject at temperature=0.8 does not promise plain decoding's tokens",
+    ),
+    (
+      lambda e: identity.run(plan_lib.arms(e)[:1], None, {}, None),
+      'name nothing to compare with plain decoding',
+    ),
+  ],
+)
+def test_bad_input_is_one_sentence(call, said):
+  with pytest.raises(ValueError, match=re.escape(said)):
+    call(experiment())
 
 
 def test_batches_are_full_of_live_rows_and_share_one_shape():
@@ -92,7 +127,7 @@ def test_repeats_of_a_prompt_draw_their_own_noise():
   engine = plain[0].engine
   out = engine.programs.generate(engine.weights, group.full)
   answers = plan_lib.answers([group], [jax.device_get(out)])
-  assert len({tuple(x.tokens) for x in answers}) == 4
+  assert len({tuple(x.tokens) for x in answers.values()}) == 4
 
 
 def test_a_prompt_and_a_method_given_twice_are_one():
@@ -118,6 +153,7 @@ def test_a_prompt_and_a_method_given_twice_are_one():
 
 def test_pools_on_a_mesh_have_rows_that_it_divides():
   e = experiment(mesh={'data': 2})
+  assert plan_lib.batch_sizes(['4', '1', '4']) == (1, 4)
   plan = plan_lib.make(e, prompts.builtin()[:2], (1, 2, 3))
   assert plan.batch_sizes == (2, 4)
 

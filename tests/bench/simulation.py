@@ -97,10 +97,10 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   seconds_ARP = (tokens_P / gain_AP)[:, None] * drift_RP * noise()
   together = lambda x: np.asarray(x).reshape(*x.shape[:-1], n // B, B).sum(-1)
   arms = zip(['plain', *names], together(seconds_ARP), strict=True)
-  emitted = [()] * (n // B), together(tokens_P), np.full(n // B, B)
   # A batch is of several.
-  of = kind_P.astype(str) if case.categories and B == 1 else None
-  return {name: timing.Runs(*emitted, x, 0 * x, of) for name, x in arms}
+  of = kind_P.astype(str) if case.categories and B == 1 else [''] * (n // B)
+  emitted = {}, [()] * (n // B), together(tokens_P), np.full(n // B, B), of
+  return {name: timing.Runs(*emitted, x, 0 * x) for name, x in arms}
 
 
 def rates(case: Case, runs: int, seed: int = 0) -> Rates:

@@ -69,11 +69,11 @@ def test_what_a_row_says_of_its_windows_is_what_ran():
   items = tuple(requests.Item((1, 2, 3, 4) * 3, i, str(i)) for i in range(2))
   s = e.settings
   plan = plan_lib.Plan(items, (), 6, 32, s.sampling, s.bench)
-  runs, answers = steady.measure(arms, plan, budget.UNLIMITED)
+  runs = steady.measure(arms, plan, budget.UNLIMITED)
   for arm in arms:
     drafted = [x.info.proposed_BK[0] for x in runs[arm.name].outputs]
     longest = [int((x > 0).sum()) for x in drafted]
     assert max(longest) == arm.gamma, (arm.name, longest)
     assert runs[arm.name].prompts_G.tolist() == [1, 1]
-    for (g, i), one in answers[arm.name].items():
+    for (g, i), one in runs[arm.name].answers.items():
       assert one.item == steady.queues(plan)[g][i]

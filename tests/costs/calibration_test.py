@@ -173,7 +173,7 @@ def test_a_benchmark_measures_once_and_adaptive_chooses_by_it(
   monkeypatch.setattr(parts, 'seconds', seconds)
   plan = plan_lib.make(e, prompts.builtin()[:2])
   request = plan_lib.middle(arms, plan, 8).full
-  made, *found = benchmark._calibrated(arms, request, 2)
+  made, *found = benchmark._calibration(arms, request, 2)
   doc = records.Document({}, None, plan_lib.setting(arms, plan), *found)
   (widths,) = calls
   lookups = {('lookup', n) for n in (0, 1, 2)}
