@@ -259,6 +259,7 @@ def _hits(weights, request: decode.Request, features_BLE, *, loop: decode.Loop):
     features_BNE = jnp.take_along_axis(features_BLE, at_BN[..., None], 1)
     given = weights, request, i, own, None, features_BNE
     draft, own, _ = along.window(loop._replace(noise=noise), *given)
+    assert draft.q_BKV is not None
     return own, jnp.argmax(draft.q_BKV, -1) == text(first_B)
 
   begun = along.context(loop, request, 0)
