@@ -1,9 +1,10 @@
-"""Measures and renders an empirical table of a paper, or reports on all.
+"""Measures and renders a table of a paper, or reports on all.
 
 python experiments/table.py leviathan_table2 [--rows=titles,chat] [--quick]
 python experiments/table.py leviathan_table3 leviathan_table5    # read once
 python experiments/table.py report [--quick]    # from what is stored alone
 python experiments/table.py methods --render    # or a name of PAGES
+python experiments/table.py leviathan_analytic [--workdir=DIR]  # of COMPUTED
 """
 
 import pathlib
@@ -11,12 +12,15 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from experiments import empirical, page, report
+from absl import flags
+
+from experiments import empirical, page, plots, report
 from experiments.block_verification_table1 import render as block
 from experiments.chen_table1 import render as chen
 from experiments.distillspec_t5 import render as distillspec
 from experiments.gpu import render as gpu
 from experiments.heads import render as heads
+from experiments.leviathan_analytic import table as analytic
 from experiments.leviathan_table2 import render as table2
 from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
@@ -24,8 +28,9 @@ from experiments.methods import render as methods
 from experiments.quantised import render as quantised
 from experiments.serving import render as serving
 from experiments.specbench import render as specbench
+from experiments.tpu_roofline import table as roofline
 from experiments.tree_rules import render as tree_rules
-from specdec_jax import program
+from specdec_jax import machine, program
 from specdec_jax.io import files
 
 MODULES = table2, table3, table5, block, chen, distillspec
@@ -40,6 +45,30 @@ PAGES = {
   'specbench': specbench,
   'tree_rules': tree_rules,
 }
+# By formulas, without a model: a block of the README for each table.
+COMPUTED = {'leviathan_analytic': analytic, 'tpu_roofline': roofline}
+_WORKDIR = flags.DEFINE_string(
+  'workdir', '', 'of what is computed; if given, README.md is left alone'
+)
+
+
+def compute(name: str, workdir: str = '') -> bool:
+  """Prints and writes every table and figure; True if the numbers are right."""
+  home, module, good = empirical.HOMES / name, COMPUTED[name], True
+  folder = program.open_workdir(workdir or str(home / 'results'))
+  assert folder is not None
+  made_by = f'{machine.made_by(*machine.commit(*page.WRITTEN))}.'
+  for table, compute_table in module.TABLES.items():
+    found = compute_table()
+    text = '\n'.join([made_by, '', *found.lines])
+    files.write(folder / f'{table}.md', text)
+    if table in module.FIGURES:
+      files.write(folder / f'{table}.png', plots.png(module.FIGURES[table]))
+    if not workdir:
+      page.fill(home, text, table)
+    print(f'\n{table}\n\n{text}')
+    good &= found.good
+  return good
 
 
 def run(names: list[str]) -> bool:
@@ -49,6 +78,8 @@ def run(names: list[str]) -> bool:
     ValueError: an unknown table or row, a model that is not there, or results
       of another commit; before anything is measured.
   """
+  if len(names) == 1 and names[0] in COMPUTED:
+    return compute(names[0], _WORKDIR.value)
   if names == ['report']:
     return report.run([*TABLES.values()])
   if empirical.RENDER.value and names and set(names) <= set(PAGES):
@@ -61,7 +92,7 @@ def run(names: list[str]) -> bool:
       page.write(home / 'results', home, PAGES[name].markdown(doc))
     return True
   if not names or not set(names) <= set(TABLES):
-    allowed = ', '.join([*TABLES, 'report'])
+    allowed = ', '.join([*TABLES, *COMPUTED, 'report'])
     raise ValueError(f'{" ".join(names)}: name one of {allowed}')
   tables = [TABLES[x] for x in names]
   _, folders = empirical.folders_of(tables)

@@ -4,4 +4,4 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 [ -d "$root/.venv" ] && source "$root/.venv/bin/activate"
-exec python "$root/experiments/computed.py" leviathan_analytic "$@"
+exec python "$root/experiments/table.py" leviathan_analytic "$@"

@@ -5,7 +5,8 @@ import pathlib
 import matplotlib.image
 import pytest
 
-from experiments import computed, page, papers
+from experiments import page, papers
+from experiments import table as pages
 from experiments.leviathan_analytic import table
 from specdec_jax.costs import cost
 
@@ -79,12 +80,12 @@ def test_lenience_is_equal_at_0_and_out_of_reach_at_1():
 # --- the page -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize('name', computed.PAGES)
+@pytest.mark.parametrize('name', pages.COMPUTED)
 def test_the_page_shows_what_the_code_gives(name, tmp_path, capsys):
-  assert computed.run(name, str(tmp_path))
-  printed, home = capsys.readouterr().out, computed.HOMES / name
+  assert pages.compute(name, str(tmp_path))
+  printed, home = capsys.readouterr().out, pages.empirical.HOMES / name
   readme = (home / 'README.md').read_text()
-  for table_name in computed.PAGES[name].TABLES:
+  for table_name in pages.COMPUTED[name].TABLES:
     commit, lines = (tmp_path / f'{table_name}.md').read_text().split('\n', 1)
     assert commit.startswith('Commit ') and '| --- |' in lines
     assert lines in printed
@@ -95,7 +96,7 @@ def test_the_page_shows_what_the_code_gives(name, tmp_path, capsys):
     assert (
       page.filled(readme, kept.rstrip('\n').split('\n'), table_name) == readme
     )
-  for figure in computed.PAGES[name].FIGURES:
+  for figure in pages.COMPUTED[name].FIGURES:
     for folder in (tmp_path, home / 'results'):
       _has_ink(folder / f'{figure}.png')
 
