@@ -5,12 +5,10 @@ import pathlib
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from configs import distill, distill_t5
 from specdec_jax import api, build
 from specdec_jax.distill import distillation, sections
-from specdec_jax.train import loop
 from tests import changes as changes_lib
 
 CONFIGS = {'eagle': distill, 't5': distill_t5}
@@ -49,32 +47,6 @@ def run(folder: pathlib.Path, config: str = 'eagle', **changes):
     made = distillation.run(settings(config, **changes), folder / 'run')
   lines = (folder / 'run/metrics.jsonl').read_text().splitlines()
   return made, [json.loads(line) for line in lines]
-
-
-def whole_and_killed(folder: pathlib.Path, config: str = 'eagle', **changes):
-  """What two runs leave, one of them killed before its fourth step and resumed:
-  the lines of their metrics and the bytes of their draft's arrays."""
-  train, left = loop.run, []
-
-  def stops(task, *args, **named):
-    def refresh(step, params):
-      if step == 3:
-        raise KeyboardInterrupt
-      task.refresh(step, params)
-
-    return train(task._replace(refresh=refresh), *args, **named)
-
-  for name in ('whole', 'cut'):
-    if name == 'cut':
-      with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, 'run', stops)
-        with pytest.raises(KeyboardInterrupt):
-          run(folder / name, config, **changes)
-    figures, lines = run(folder / name, config, **changes)
-    (file,) = pathlib.Path(figures['draft']).glob('*.safetensors')
-    arrays = safetensors.numpy.load_file(file)
-    left.append((lines, {n: x.tobytes() for n, x in arrays.items()}))
-  return left
 
 
 def made(target, ids=None, config: str = 'eagle', **changes):

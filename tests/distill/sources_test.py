@@ -1,10 +1,12 @@
 """Distillation for an encoder-decoder: its prompts are sources."""
 
 import json
+import pathlib
 import types
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from specdec_jax import build, requests
 from specdec_jax.distill import (
@@ -16,6 +18,7 @@ from specdec_jax.distill import (
 )
 from specdec_jax.io.published import draft_file
 from specdec_jax.models import lm
+from specdec_jax.train import loop
 from tests.distill import runs
 
 TEACHER = 'random:t5_tiny'
@@ -156,9 +159,28 @@ def assert_shared(draft, target, share: bool):
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_same_bytes(pairs, tmp_path):
-  data = pairs | dict(completions='mixed')
-  whole, killed = runs.whole_and_killed(tmp_path, 't5', data=data)
-  assert whole == killed
+  """Killed before its fourth step: the lines of its metrics and its draft's
+  arrays."""
+  data, train, left = pairs | dict(completions='mixed'), loop.run, []
+
+  def stops(task, *args, **named):
+    def refresh(step, params):
+      if step == 3:
+        raise KeyboardInterrupt
+      task.refresh(step, params)
+
+    return train(task._replace(refresh=refresh), *args, **named)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop, 'run', stops)
+    with pytest.raises(KeyboardInterrupt):
+      runs.run(tmp_path / 'cut', 't5', data=data)
+  for name in ('whole', 'cut'):
+    figures, lines = runs.run(tmp_path / name, 't5', data=data)
+    (file,) = pathlib.Path(figures['draft']).glob('*.safetensors')
+    arrays = safetensors.numpy.load_file(file)
+    left.append((lines, {n: x.tobytes() for n, x in arrays.items()}))
+  assert left[0] == left[1]
 
 
 @pytest.mark.slow
