@@ -192,12 +192,8 @@ def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):
   assert few.source.lengths_B.tolist() == [len(x) for x in PROMPTS[:3]]
   monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
   np.testing.assert_array_equal(of(SOURCED[:2]).tokens, few.tokens[:2])
-  other = [SOURCED[1]._replace(number=0), *SOURCED[1:]]
-  with pytest.raises(ValueError, match='holds answers with other prompts'):
-    of(other)
   with pytest.raises(ValueError, match='holds answers with other sources'):
     of(SOURCED, source_length=32)
-  assert teacher.digest(SOURCED) != teacher.digest(other)
 
 
 def test_a_folder_of_other_answers_is_refused(target, recorded):
