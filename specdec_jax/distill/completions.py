@@ -117,8 +117,7 @@ def generate(
 
 @functools.cache
 def _recorder(taps: tuple[int, ...]) -> types.Drafter:
-  """Plain decoding, whose state is the features of every token read, and what
-  their taps were multiplied by."""
+  """Makes plain decoding whose state is (features, scale) of what is read."""
 
   def narrow(features):
     normed, scale = eagle.scaled(features, len(taps))
@@ -221,7 +220,7 @@ class OnPolicy:
     return next(self._batches)
 
   def state(self) -> dict[str, Any]:
-    """The position in the batches for restore, as JSON."""
+    """Returns the position in the batches for restore, as JSON."""
     return {'made': self._sampled_at, 'batches': self._batches.state()}
 
   def restore(self, state: dict[str, Any]) -> None:

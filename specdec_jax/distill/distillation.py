@@ -33,12 +33,12 @@ _KINDS = {'lm': lm_student, 'medusa': medusa_student}
 
 
 def kind_of(student: sections.Student) -> Any:
-  """The module of a kind of student."""
+  """Returns the module of a kind of student."""
   return _KINDS.get(student.kind, eagle_student)
 
 
 def settings(config) -> sections.Settings:
-  """A ConfigDict as checked dataclasses; nothing is loaded."""
+  """Checks a ConfigDict and returns it as dataclasses; loads nothing."""
   return fields.parse(sections.Settings, config)
 
 
@@ -63,7 +63,7 @@ def run(
 
 
 def digests(s: sections.Settings) -> dict[str, str]:
-  """SHA-256 of what a run reads; a resumed run must match them."""
+  """Hashes what a run reads; a resumed run must match these SHA-256."""
   found = text.digests(s.data.source)
   found['teacher'] = sources.open_source(s.teacher.source).digest
   if (path := s.student.source) and s.student.kind == 'lm':
@@ -110,7 +110,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
 
 
 def dequantised(model: build.LanguageModel) -> build.LanguageModel:
-  """A model of the same numbers in float32, its layers apart."""
+  """Returns the same model in float32, its layers apart."""
   config, flat = convert.plain(model.config, model.params)
   for name, x in flat.items():
     wide = x.astype('float32')
@@ -146,7 +146,7 @@ def _task(
   answers: completions.Answers | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
-  """The task of the training loop, evaluated on the held-out prompts."""
+  """Makes the task of the training loop, judged by the held-out prompts."""
   tokens = s.data.length
   tokens += s.data.source_length if target.start is not None else 0
   held, q = prompts.held_out, student.model
@@ -190,9 +190,9 @@ def _sampler(
   prompts: list[requests.Item],
   answers: completions.Answers | None,
 ):
-  """(step, params) -> completions until the next refresh, as rows.
+  """Makes a function of (step, params): rows until the next refresh.
 
-  If there are answers of the teacher, these replace about half of them.
+  Answers of the teacher, if there are any, replace about half of them.
   """
   seed, count = s.run.seed, min(s.batch.rows * s.data.refresh, s.data.prompts)
   room, model = completions.source_room(s.data, target), student.model

@@ -25,7 +25,7 @@ Array = jax.Array
 
 
 def drafting(config: eagle.EagleConfig, params, gather) -> dict[str, Any]:
-  """What is trained in the dtype that computes: 'layer' and perhaps 'head'."""
+  """Casts what is trained to the computing dtype: 'layer', perhaps 'head'."""
   layer = {n: x for n, x in params.items() if n != 'head'}
   own = {n: params[n].astype(config.block.dtype) for n in {*params} - {*layer}}
   cast = lambda x, s: x.astype(s.dtype)
@@ -81,7 +81,7 @@ def _positions(tokens_BT: Array) -> Array:
 def teacher_log_p(
   config: eagle.EagleConfig, frozen, batch, temperature: float
 ) -> Array:
-  """log p of the draft's vocabulary after tokens but the last: [B, t, R]."""
+  """Computes log p of the draft's ids after tokens but the last: [B, t, R]."""
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
   last_BTD = batch['features'][:, :-1, -config.features // len(config.taps) :]
   teacher = dataclasses.replace(config, last_norm='head')
@@ -132,7 +132,7 @@ class _Keys(NamedTuple):
 
 
 def _mask(T: int, step: int, first: int) -> Array:
-  """[T, T * (step + 1)]: the keys of each step that an index attends to.
+  """Returns [T, T * (step + 1)]: the keys that each index attends to.
 
   first: the first index that others attend to.
   """
@@ -167,7 +167,7 @@ def masked(
     B, T = tokens_BT.shape
     start_B = jax.random.randint(key_cut, (B,), 0, size)
     taps_BTE = students.features(batch, settings.noise, key)
-    taps_BTE = _undone(config, taps_BTE, batch)
+    taps_BTE = _raw_taps(config, taps_BTE, batch)
     states_BASH = in_blocks(
       blocks, target, weights, tokens_BT, taps_BTE, start_B
     )
@@ -188,8 +188,8 @@ def masked(
   return value
 
 
-def _undone(config: eagle.EagleConfig, features_BTE: Array, batch) -> Array:
-  """The taps as the teacher left them, of features divided by their norm."""
+def _raw_taps(config: eagle.EagleConfig, features_BTE: Array, batch) -> Array:
+  """Returns the taps as the teacher gave them, before they were normed."""
   scale_BTn = batch['scale'][..., : len(config.taps)]
   size = config.features // len(config.taps)
   return features_BTE[..., : config.features] / jnp.repeat(scale_BTn, size, -1)
@@ -203,7 +203,7 @@ def in_blocks(
   features_BTE: Array,
   start_B: Array,
 ) -> Array:
-  """The states of the blocks that a row is cut into: [B, A, S, H].
+  """Computes the states of the blocks that a row is cut into: [B, A, S, H].
 
   The last block may end behind the row. start_B: the token that a row's first
   block begins with. weights: 'layer' and 'target' of models.eagle.weights.

@@ -61,7 +61,7 @@ def check(
 def config_of(
   student: sections.Student, c: model_config.LMConfig
 ) -> eagle.EagleConfig:
-  """The config of a draft for a teacher's, as io.published reads it.
+  """Returns the config of a draft for a teacher's, as io.published reads it.
 
   Raises:
     ValueError: taps or layers that the teacher has not, or taps out of order.
@@ -131,7 +131,7 @@ def _teacher_layers(
 
 
 def mask_id(target: build.LanguageModel) -> int:
-  """An id for masks, which few texts have."""
+  """Returns an id for masks that few texts have."""
   named = dict(target.tokenizer.specials)
   id_of = lambda name: target.tokenizer.inner.token_to_id(named.get(name, ''))
   found: Any = map(id_of, ('mask_token', 'pad_token'))

@@ -70,7 +70,7 @@ def put(layout: sharding.Layout | None, params: types.Params) -> types.Params:
 
 
 def halved(params: types.Params) -> dict[str, np.ndarray]:
-  """Trained parameters as the file of a draft has them, on every host, flat.
+  """Returns trained parameters as a draft's file has them, flat, on all hosts.
 
   float16 halves the file; bfloat16 has fewer digits, and no parameter needs its
   range. All processes have to call it.
@@ -80,7 +80,7 @@ def halved(params: types.Params) -> dict[str, np.ndarray]:
 
 
 def wide(config: model_config.LMConfig) -> str:
-  """The dtype of trained parameters."""
+  """Returns the dtype of trained parameters."""
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
@@ -121,7 +121,7 @@ def check_length(
 def teacher_log_p(
   teacher: types.Model, params: types.Params, batch, temperature: float
 ) -> Array:
-  """log p of every next token, [B, T - 1, V], from a pass or from a record."""
+  """Computes log p of all next tokens, [B, T - 1, V], by a pass or a record."""
   if 'features' not in batch:
     source = text_loss.source_of(batch)
     hidden_BTD = forward.hidden(teacher, params, batch['tokens'], source)
@@ -133,7 +133,7 @@ def teacher_log_p(
 
 
 def log_p(logits: Array, batch, temperature: float) -> Array:
-  """log p of the teacher from its logits, [B, T - 1, R], of some ids.
+  """Computes log p of the teacher from its logits of some ids, [B, T - 1, R].
 
   The recorded mass belongs to temperature 1 (and 0, which counts as 1). At
   another one p is normalised over these ids instead.
@@ -144,7 +144,7 @@ def log_p(logits: Array, batch, temperature: float) -> Array:
 
 
 def features(batch, noise: float, key: Array) -> Array:
-  """The features of a batch, [B, T, E] float32, with sections.Loss.noise."""
+  """Returns the features of a batch with noise: [B, T, E] float32."""
   x_BTE = batch['features'].astype(jnp.float32)
   if not noise:
     return x_BTE
@@ -154,7 +154,7 @@ def features(batch, noise: float, key: Array) -> Array:
 def over_steps(
   settings: sections.Loss, each: Iterable[tuple[Array, Array, Array]]
 ) -> tuple[Array, dict[str, Array]]:
-  """The mean divergence from the teacher over the steps of a draft.
+  """Computes the mean divergence from the teacher over the steps of a draft.
 
   Its figure 'train_alpha' is sum min(p, q) of each step.
 

@@ -29,7 +29,7 @@ _RECORDED = 'features', 'mass', 'scale'
 
 
 def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
-  """The arrays of training batches.
+  """Returns the arrays of training batches.
 
   'tokens', 0 after the end; 'counted', true for the tokens of completions; if
   there are any, those of _RECORDED, 'source' and 'source_length'.
@@ -48,7 +48,7 @@ def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
 
 
 def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """By name of an array of rows, the columns before padding: [N].
+  """Counts the columns before padding, [N], by the name of an array of rows.
 
   {} without sources: rows of a language model then keep their one length.
   """
@@ -109,7 +109,7 @@ def answer(
 
 
 def digest(prompts: Sequence[requests.Item]) -> str:
-  """SHA-256 of the token ids of prompts and of their sources, in order."""
+  """Hashes the token ids of prompts and sources, in order: SHA-256."""
   rows = (x for one in prompts for x in (one.tokens, one.source) if len(x))
   words = '\0'.join(str(list(x)) for x in rows)
   return hashlib.sha256(words.encode()).hexdigest()
@@ -166,7 +166,7 @@ def _open(
 def _array(
   folder: pathlib.Path, exists: bool, n: int, name: str, dtype, *shape: int
 ):
-  """The first n rows of a memory-mapped file, extended with zeros to those."""
+  """Maps the first n rows of a file, which it extends with zeros to those."""
   path, rows = folder / f'{name}.npy', 0
   try:
     # Checked here: mode r+ would silently extend a truncated file.

@@ -34,11 +34,11 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
   """
   count = data.prompts + data.held_out
   if data.source == sections.QUESTIONS:
-    return _asked(data, target, generated(count, data.seed))
+    return _fitting(data, target, generated(count, data.seed))
   draw = np.random.default_rng(data.seed)
   if data.chat and (chats := text.chats(data.source, data.field)):
     found = [chats[i] for i in draw.permutation(len(chats))]
-    return _asked(data, target, found)
+    return _fitting(data, target, found)
   corpus = text.read(
     data.source, field=data.field, source_field=data.source_field
   )
@@ -48,7 +48,7 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
       found = [x.strip() for y in found for x in y.split('\n\n')]
     found = list(dict.fromkeys(filter(None, found)))
     found = [found[i] for i in draw.permutation(len(found))]
-    prompts = _asked(data, target, found)
+    prompts = _fitting(data, target, found)
     if data.completions != 'text':
       return prompts
     kept = found[data.held_out :][: data.prompts]
@@ -73,7 +73,7 @@ def _pairs(
   corpus: text.Corpus,
   kept: Sequence[str],
 ) -> completions.Answers:
-  """The targets of these sources; of pairs with one source the last."""
+  """Returns the targets of these sources; of equal sources the last one's."""
   assert target.start is not None
   targets = dict(zip(corpus.sources, corpus.documents, strict=True))
   pairs = corpus._replace(
@@ -90,10 +90,10 @@ def _pairs(
   )
 
 
-def _asked(
+def _fitting(
   data: sections.Data, target: build.LanguageModel, texts: Sequence[Any]
 ) -> Prompts:
-  """The first prompts, of these texts or chats, that leave room for an answer.
+  """Takes the first of these texts or chats that leave room for an answer.
 
   A source that is too long keeps its beginning.
   """

@@ -81,14 +81,14 @@ class Checkpoints:
       self._pool.shutdown()
 
   def steps(self) -> list[int]:
-    """The complete steps, oldest first; their content is not checked."""
+    """Lists the complete steps, oldest first; their content is not checked."""
     if not self.folder.is_dir():
       return []
     names = [path.name for path in self.folder.iterdir() if path.is_dir()]
     return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
   def best(self) -> int | None:
-    """The newest step that was saved as best and that restore can use."""
+    """Returns the newest step saved as best that restore can use."""
     for step in reversed(self._usable()):
       try:
         if read_manifest(self._path(step)).best:
@@ -131,7 +131,7 @@ class Checkpoints:
       raise Unsaved(f'{self.folder}: another process could not save its part')
 
   def restore(self, like: Any, step: int | None = None) -> Restored | None:
-    """The newest valid step, or the one given; None where there are none.
+    """Returns the newest valid step, or the one given; None if there is none.
 
     An invalid newer step is passed over with a warning, and may then be saved
     again.
@@ -169,7 +169,7 @@ class Checkpoints:
     return self.folder / f'{step}.part'
 
   def _usable(self) -> list[int]:
-    """The steps that restore has not refused."""
+    """Lists the steps that restore has not refused."""
     return [s for s in self.steps() if s not in self._refused]
 
   def _make_room(self, step: int) -> None:
@@ -205,7 +205,7 @@ class Checkpoints:
 
   def _restore(self, step: int, like: Any) -> Restored:
     wanted, folder = _named(like), self._path(step)
-    content = hosts.from_first(lambda: _checked(folder, wanted))
+    content = hosts.from_first(lambda: _valid(folder, wanted))
     # In the order in which they were saved.
     ordered = [_with_sharding(wanted[name]) for name in content.leaves]
     with _orbax():
@@ -225,7 +225,7 @@ def _orbax():
 
 
 def _without_orbax_threads(record: python_logging.LogRecord) -> bool:
-  """Its threads print a stack each of what `result` raises again."""
+  """Drops the stacks that its threads print; `result` raises them again."""
   return not record.pathname.endswith('orbax/checkpoint/_src/futures/future.py')
 
 
@@ -277,7 +277,7 @@ def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
-  """The manifest of a step's folder, itself intact; its files unchecked."""
+  """Reads a step's manifest, itself intact; its files are not checked."""
   path = folder / MANIFEST
   if not folder.is_dir():
     raise Corrupt(f'{folder}: no such step')
@@ -299,8 +299,8 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
     raise Corrupt(f'{path}: not the manifest that was written: {e}') from e
 
 
-def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
-  """The manifest of a step that is valid, and of a tree as wanted."""
+def _valid(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
+  """Returns the manifest of a valid step whose tree is the wanted one."""
   content = read_manifest(folder)
   saved, asked = content.leaves, _kinds(wanted)
   differ = [k for k in saved | asked if saved.get(k) != asked.get(k)]
@@ -326,7 +326,7 @@ def _checked(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-  """The leaves of a pytree by their paths, such as "['params'].w[0]"."""
+  """Returns the leaves of a pytree by path, such as "['params'].w[0]"."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
@@ -336,7 +336,7 @@ def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
 
 
 def _hashes(folder: pathlib.Path) -> dict[str, list]:
-  """[bytes, SHA-256] of each file below a step's folder, by its path there."""
+  """Returns [bytes, SHA-256] of each file below a step's folder, by path."""
   paths = [p for p in sorted(folder.rglob('*')) if not p.is_dir()]
   each = {p.relative_to(folder).as_posix(): p for p in paths}
   each.pop(MANIFEST, None)

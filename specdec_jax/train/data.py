@@ -22,7 +22,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
   batch are left out. Arrays may be np.memmap: only the rows of a batch are
   read, by a thread that stays _AHEAD batches ahead.
 
-  share: of the columns that the mean row needs, as batches are cut.
+  share: columns that the mean row needs, over all columns; 1.0 without `ends`.
   """
 
   def __init__(
@@ -106,7 +106,7 @@ def _quarters(
 def _order(
   shape: tuple[int, int], quarters_N: np.ndarray, seed: int, epoch: int
 ) -> np.ndarray:
-  """The rows of each batch of an epoch, of like length: [batches, rows]."""
+  """Returns the rows of an epoch's batches, of like length: [batches, rows]."""
   rows = order_of_epoch(len(quarters_N), seed=seed, epoch=epoch)
   rows = rows[: shape[0] * shape[1]]
   # Stable: among equal lengths the order stays random, and that of batches too.
@@ -117,7 +117,7 @@ def _order(
 
 
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
-  """A random permutation of range(rows), the same on every machine.
+  """Draws a permutation of range(rows), the same on every machine.
 
   Not numpy's Generator.permutation, which may change between versions; Philox
   may not. The epoch is part of its key: epoch 1 of seed 0 is not epoch 0 of
@@ -130,7 +130,7 @@ def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
 def placer(
   layout: sharding.Layout | None,
 ) -> Callable[[dict[str, np.ndarray]], dict[str, Any]]:
-  """A function that splits the rows of a batch over the mesh's data axis."""
+  """Makes a function that splits a batch's rows over the mesh's data axis."""
   if layout is None:
     return lambda batch: batch
   rows = lambda x: layout.sharding('batch', *[None] * (x.ndim - 1))
@@ -150,7 +150,7 @@ def check_rows(
 
 
 def _fingerprint(arrays: Mapping[str, np.ndarray]) -> str:
-  """SHA-256 of names, dtypes, shapes and 64 rows; all of a memmap is slow."""
+  """Hashes names, dtypes, shapes and 64 rows; all of a memmap is slow."""
   out = hashlib.sha256()
   for name in sorted(arrays):
     a = arrays[name]

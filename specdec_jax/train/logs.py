@@ -51,7 +51,7 @@ class Logs:
 
 
 def plain(figures: dict[str, Any]) -> dict[str, Any]:
-  """Arrays as numbers or lists of numbers; None for NaN and infinity."""
+  """Returns arrays as (lists of) numbers; None for NaN and infinity."""
 
   def clean(x):
     if isinstance(x, list):

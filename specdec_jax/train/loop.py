@@ -208,7 +208,7 @@ def _check_finite(figures: dict[str, Any], step: int) -> None:
 def _best(
   saved: checkpoint.Checkpoints, task: Task, state: step_lib.State
 ) -> Ended:
-  """The best step; the newest valid one where the best is damaged."""
+  """Restores the best step, or the newest valid one if the best is damaged."""
   saved.wait()
   found = None
   if (step := hosts.from_first(saved.best)) is not None:
@@ -226,7 +226,7 @@ def _best(
 
 
 def _words(figures: dict[str, Any], clocks: dict[str, float]) -> str:
-  """What progress says of a step."""
+  """Words a step for the progress bar."""
   alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
   alpha = f'  alpha {alphas[0]:.3f}' if alphas.size else ''
   speed = f'{clocks["tokens_per_second"]:,.0f} tok/s'

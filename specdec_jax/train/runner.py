@@ -128,7 +128,7 @@ def _open(
 
 
 def _differing(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
-  """The keys with different values, as 'section.key'."""
+  """Lists the keys with different values, as 'section.key'."""
   before, now = _flat(before), _flat(json.loads(json.dumps(config)))
   return sorted(x for x in before | now if before.get(x) != now.get(x))
 

@@ -72,7 +72,7 @@ def schedule(o: Optimiser, steps: int, peak: float) -> optax.Schedule:
 
 
 def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
-  """The optax transformation; scales and biases have no weight decay."""
+  """Makes the optax transformation; scales and biases do not decay."""
   adam = optax.adamw(
     schedule(o, steps, o.learning_rate),
     b1=o.b1,
@@ -93,7 +93,7 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
 
 
 def _by_muon(params: types.Params):
-  """True for matrices of layers, which exclude embedding, head, positions."""
+  """Marks matrices of layers, which exclude embedding, head, positions."""
   tables = ('embed', 'head', 'positions', 'relative')
   return jax.tree_util.tree_map_with_path(
     lambda path, x: x.ndim == 2 and str(path[-1].key) not in tables, params

@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
   said: dict[str, tuple[str, list[int]]] = {}
 
   def ids(self, text: str, tokenizer: tokenizer_lib.Tokenizer) -> list[int]:
-    """A text's as they were decoded, if they were; else with an end."""
+    """Returns a text's ids as a server decoded them, or encoded with an end."""
     whose, said = self.said.get(text, ('', []))
     if whose and whose == tokenizer.fingerprint():
       return said
@@ -50,7 +50,7 @@ class Corpus(NamedTuple):
 
 
 def digests(source: str) -> dict[str, str]:
-  """The SHA-256 of a corpus that is a file, as {'text': ...}; of others {}."""
+  """Hashes a corpus that is a file: {'text': SHA-256}; of others {}."""
   path = pathlib.Path(source)
   return {'text': files.sha256(path)} if path.is_file() else {}
 
@@ -108,8 +108,8 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
 
 
 def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
-  """The different conversations in `field` or 'messages' of rows, each up to
-  its last question; rows without messages are passed over."""
+  """Reads the different conversations in `field` or 'messages' of rows, each up
+  to its last question; rows without messages are passed over."""
   found = {}
   for _, row in _rows(source) or ():
     said: Any = row.get(field, row.get('messages'))
@@ -253,14 +253,14 @@ def pair_rows(
 
 
 def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """By name of an array of pair_rows, the columns before padding: [N]."""
+  """Counts the columns before padding, [N], by the name in pair_rows."""
   # The start is not counted.
   target_N = 1 + rows['counted'].sum(1)
   return dict(tokens=target_N, counted=target_N, source=rows['source_length'])
 
 
 def end_of(tokenizer: tokenizer_lib.Tokenizer) -> int:
-  """The id behind every text; raises ValueError where there is none."""
+  """Returns the id behind every text; raises ValueError if there is none."""
   if not tokenizer.eos_ids:
     raise ValueError(
       f'{tokenizer.source}: has no end-of-text token to put after documents; '
@@ -285,7 +285,7 @@ def _sha256(text: str) -> str:
 
 
 def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]] | None:
-  """(place, row) of a source of rows; None of any other source."""
+  """Reads (place, row) of a source of rows; None of any other source."""
   if source.startswith('hf:'):
     return _dataset(source)
   if source.lower().endswith('.jsonl'):
@@ -316,7 +316,7 @@ def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _texts(row: dict[str, Any], fields: Sequence[str], where: str) -> list[str]:
-  """The texts of a row, [target] or [target, source]: of these neither ''."""
+  """Returns the texts of a row, [target], or [target, source], neither ''."""
   out = []
   for field in fields:
     value = row.get(field)

@@ -22,7 +22,7 @@ def cross_entropy(
   layout: sharding.Layout | None = None,
   dropout: float = 0.0,
 ) -> step_lib.Loss:
-  """The mean of -log q of the next token, in nats.
+  """Makes the mean of -log q of the next token, in nats.
 
   Batches have 'tokens' [B, T], 'counted' [B, T], true where the loss includes
   the prediction of that token, and for an encoder 'source' [B, I] and
@@ -61,13 +61,13 @@ def cross_entropy(
 
 
 def gatherer(layout: sharding.Layout | None) -> Callable[[Any], Any]:
-  """Layout.gather, called where parameters are used: with remat the backward
-  pass gathers them again, layer by layer."""
+  """Returns Layout.gather, to call where parameters are used: with remat the
+  backward pass gathers them again, layer by layer."""
   return (lambda params: params) if layout is None else layout.gather
 
 
 def source_of(batch) -> types.Source | None:
-  """The sources of a batch; None where it has none."""
+  """Returns the sources of a batch; None if it has none."""
   if 'source' not in batch:
     return None
   return types.Source(batch['source'], batch['source_length'])
@@ -79,6 +79,6 @@ def in_dtype(params: types.Params, dtype: str) -> types.Params:
 
 
 def mean(x_BT: Array, counted_BT: Array) -> Array:
-  """The mean of x where counted is true; 0 where it never is."""
+  """Averages x where counted is true; 0 if it never is."""
   count = jnp.maximum(jnp.sum(counted_BT), 1)
   return jnp.sum(jnp.where(counted_BT, x_BT, 0)) / count

@@ -152,8 +152,8 @@ def _prepare(
 
 
 def _check(s: Settings, config: model_config.LMConfig) -> None:
-  """Raises ValueError unless encoders, and no others, have sources to read, and
-  the judge's answers fit into the context."""
+  """Refuses sources without an encoder, an encoder without sources, and answers
+  that do not fit into the context."""
   name = s.model.size or s.model.source
   field, has = s.text.source_field, config.encoder is not None
   if bool(field) != has:
@@ -173,7 +173,7 @@ def _check(s: Settings, config: model_config.LMConfig) -> None:
 def _of_size(
   size: str, tokenizer: tokenizer_lib.Tokenizer
 ) -> model_config.LMConfig:
-  """The settings of a size, with the vocabulary of a tokenizer."""
+  """Returns the settings of a size, with the vocabulary of a tokenizer."""
   config = model_config.sized(size, vocab=-(-tokenizer.size // 64) * 64)
   if config.encoder is None:
     return config
@@ -187,7 +187,7 @@ def _of_size(
 def _tokenizer(
   s: Text, corpus: text.Corpus, workdir: pathlib.Path, begun: bool
 ) -> tokenizer_lib.Tokenizer:
-  """The tokenizer of the settings, of the run to resume, or a new one."""
+  """Returns the tokenizer of the settings or of a begun run, or trains one."""
   folder = workdir / 'tokenizer'
   if s.tokenizer:
     folder = pathlib.Path(s.tokenizer).expanduser()
@@ -259,7 +259,7 @@ def _rows(
 def held_out_loss(
   loss: step_lib.Loss, rows: dict[str, np.ndarray]
 ) -> Callable[[types.Params], dict[str, float]]:
-  """A function from params to {'held_out_loss': mean over these rows}."""
+  """Makes a function from params to {'held_out_loss': mean over these rows}."""
   program = jax.jit(
     lambda params, rows: loss(params, {}, rows, jax.random.key(0))[0]
   )

@@ -146,7 +146,7 @@ def logits_of(made, config, target, batch, start_B):
   mask = eagle_student.mask_id(target)
   blocks = eagle.Blocks(config, mask, GAMMA + 1)
   weights = made.weights(made.params)
-  raw = eagle_loss._undone(config, batch['features'], batch)
+  raw = eagle_loss._raw_taps(config, batch['features'], batch)
   tokens = batch['tokens']
   found = eagle_loss.in_blocks(
     blocks, target.model, weights, tokens, raw, jnp.asarray(start_B)
