@@ -78,7 +78,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   opened = sources.open_source(s.teacher.source)
   _check_teacher(s.data, s.student, opened)
   kind = kind_of(s.student)
-  taps = kind.check(s.student, s.data, opened)
+  taps = kind.check(s, opened)
   load = functools.partial(build.load, opened, dtype=dtype, mesh=mesh)
   # Answers on the kernels if there are any: faster, but training needs 'xla'.
   ask = functools.partial(load, kernels=s.teacher.kernels)

@@ -28,7 +28,7 @@ from specdec_jax.train import text_loss
 class Kind(NamedTuple):
   reads: str  # of models.eagle.EagleConfig, as is
   tap_norm: str
-  drafter: Any  # the module, with `make` and `view`
+  drafter: Any  # a module with `make`
   loss: Callable[..., step_lib.Loss]  # of eagle_loss
 
 
@@ -45,12 +45,10 @@ KINDS = {
 }
 
 
-def check(
-  student: sections.Student, data: sections.Data, teacher: sources.Source
-) -> tuple[int, ...]:
+def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
   """Returns the layers of the teacher to record; refuses what does not fit."""
-  del data
-  config, last = config_of(student, teacher.config), teacher.config.depth - 1
+  student, c = s.student, teacher.config
+  config, last = config_of(student, c), c.depth - 1
   if student.kind != 'eagle':
     export.settings(config.block)  # raises for what cannot be saved at the end
   if student.source:

@@ -20,10 +20,9 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def check(
-  student: sections.Student, data: sections.Data, teacher: sources.Source
-) -> tuple[int, ...]:
+def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
   """Returns the layers of the teacher to record; refuses what does not fit."""
+  student, data = s.student, s.data
   config, ids = config_of(student, teacher)
   if student.vocabulary and not ids and data.completions == 'student':
     raise ValueError(
@@ -76,26 +75,6 @@ def config_of(
   return config, ids
 
 
-def _initial(
-  student: sections.Student, target: build.LanguageModel, seed: int
-) -> tuple[model_config.LMConfig, types.Params, tuple[int, ...]]:
-  """Returns the config, first parameters and own ids of a student."""
-  config, ids = config_of(student, target)
-  if student.source:
-    draft = build.load(
-      student.source, dtype='float32', scan_layers=False, kernels='xla'
-    )
-    return draft.config, draft.params, ids
-  if student.size:
-    params = lm.init(config, seed)
-    _, shared = split_shared(params, student.share)
-    return config, params | {n: target.params[n] for n in shared}, ids
-  config, params = pruned(target.config, target.params, student.layers)
-  # Fused on a mesh too, unlike the teacher: the same student on any devices.
-  # A copy of the containers: fusing modifies them.
-  return *convert.fuse(config, jax.tree.map(lambda x: x, params)), ids
-
-
 def pruned(
   config: model_config.LMConfig, params: types.Params, layers: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
@@ -116,7 +95,21 @@ def make(
 ) -> students.Student:
   """Makes the student that proposes `ids`, or those of student.source."""
   student = s.student
-  config, params, own = _initial(student, target, s.run.seed)
+  config, own = config_of(student, target)
+  if student.source:
+    draft = build.load(
+      student.source, dtype='float32', scan_layers=False, kernels='xla'
+    )
+    config, params = draft.config, draft.params
+  elif student.size:
+    params = lm.init(config, s.run.seed)
+    _, shared = split_shared(params, student.share)
+    params |= {n: target.params[n] for n in shared}
+  else:
+    config, params = pruned(target.config, target.params, student.layers)
+    # Fused on a mesh too, unlike the teacher: the same student on any devices.
+    # A copy of the containers: fusing modifies them.
+    config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
   layout = students.layout_of(target, config, s.mesh.fsdp)
   dtype = students.wide(config)
   config, params = config.running(dtype=dtype), students.copied(params, dtype)

@@ -23,11 +23,9 @@ from specdec_jax.train import step as step_lib
 from specdec_jax.train import text_loss
 
 
-def check(
-  student: sections.Student, data: sections.Data, teacher: sources.Source
-) -> tuple[int, ...]:
+def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
   """Returns the layers of the teacher to record: its last."""
-  del student, data
+  del s
   return (teacher.config.depth - 1,)
 
 
@@ -49,12 +47,6 @@ def make(
   head = {'layers': {'0': layer}} | own
   params = {str(i): students.copied(head, wide) for i in range(s.loss.unroll)}
   heads = medusa.Heads(model, target.ids, c.depth, c.width, c.activations)
-
-  def write(folder: pathlib.Path, params: types.Params, about: dict[str, Any]):
-    path, half = folder / 'draft', students.halved(params)
-    hosts.from_first(lambda: _write(path, lm.nest(half), about))
-    return path
-
   return students.Student(
     params=students.put(layout, params),
     loss=ahead(heads, c.dtype, s.loss, gather),
@@ -64,23 +56,29 @@ def make(
       'target': target.params,
     },
     drafter=lambda gamma: medusa.make(heads, gamma=gamma),
-    write=write,
+    write=_write,
   )
 
 
 def _write(
-  folder: pathlib.Path, heads: types.Params, about: dict[str, Any]
-) -> None:
+  folder: pathlib.Path, params: types.Params, about: dict[str, Any]
+) -> pathlib.Path:
   """Writes a folder in the form of Medusa's authors."""
-  folder.mkdir(exist_ok=True)
+  path, heads = folder / 'draft', lm.nest(students.halved(params))
   facts = {
     'medusa_num_heads': len(heads),
     'medusa_num_layers': 1,
     'base_model_name_or_path': about['target'],
   }
-  files.write(folder / 'config.json', json.dumps(facts, indent=2))
-  path = folder / medusa_heads.FILE
-  draft_file.write('medusa', path, medusa_heads.stored_as(heads), about)
+
+  def save() -> None:
+    path.mkdir(exist_ok=True)
+    files.write(path / 'config.json', json.dumps(facts, indent=2))
+    arrays = medusa_heads.stored_as(heads)
+    draft_file.write('medusa', path / medusa_heads.FILE, arrays, about)
+
+  hosts.from_first(save)
+  return path
 
 
 def ahead(

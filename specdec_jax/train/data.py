@@ -120,8 +120,7 @@ def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
   """Draws a permutation of range(rows), the same on every machine.
 
   Not numpy's Generator.permutation, which may change between versions; Philox
-  may not. The epoch is part of its key: epoch 1 of seed 0 is not epoch 0 of
-  seed 1.
+  may not.
   """
   key = np.random.SeedSequence(seed, spawn_key=(epoch,))
   return np.argsort(np.random.Philox(key).random_raw(rows), kind='stable')

@@ -53,7 +53,7 @@ def made(target, ids=None, config: str = 'eagle', **changes):
   """(settings, Student) of these ids, or of all."""
   s = settings(config, **changes)
   kind = distillation.kind_of(s.student)
-  kind.check(s.student, s.data, target)
+  kind.check(s, target)
   ids = np.arange(target.ids) if ids is None else ids
   return s, kind.make(s, target, ids)
 

@@ -70,18 +70,17 @@ def test_a_student_shares_as_its_teacher_does():
   for tied in (True, False):
     own = dataclasses.replace(target.config, tied=tied)
     given = dataclasses.replace(target, lm_config=own, params=lm.init(own, 3))
-    config, params, _ = lm_student._initial(s.student, given, 0)
-    assert config.tied == tied
+    made = lm_student.make(s, given, np.arange(given.ids))
+    frozen = made.frozen['shared']
+    assert 'head' in frozen and 'layers' in made.params
+    assert not frozen.keys() & made.params.keys()
+    for name, x in frozen.items():
+      np.testing.assert_array_equal(x, given.params[name])
     scaled = dataclasses.replace(own, head_scale=0.7)
     scaled = dataclasses.replace(given, lm_config=scaled)
     config, _ = lm_student.config_of(s.student, scaled)
-    assert config.head_scale == 0.7  # of the head that it shares
-    for name in {'embed', 'head'} & params.keys():
-      np.testing.assert_array_equal(params[name], given.params[name])
-    trained, frozen = lm_student.split_shared(params, True)
-    assert not {'embed', 'head'} & trained.keys() and 'layers' in trained
-    assert lm_student.split_shared(params, False) == (params, {})
-    assert frozen.keys() | trained.keys() == params.keys()
+    # Of the head that it shares.
+    assert (config.tied, config.head_scale) == (tied, 0.7)
 
 
 @pytest.mark.parametrize('temperature, few', [(1.0, True), (2.0, False)])
