@@ -102,11 +102,12 @@ def write(
     shutil.rmtree(part, ignore_errors=True)
 
 
-def draft_ids(folder: str | os.PathLike) -> tuple[int, ...]:
-  """The draft_ids of an exported folder; () for any other folder."""
+def draft_ids(folder: str | os.PathLike, vocab: int) -> tuple[int, ...]:
+  """Reads the draft_ids of an exported folder; () for any other folder."""
   path = pathlib.Path(folder) / MARK
   ids = files.read_json(path, {}).get('draft_ids', [])
-  if not isinstance(ids, list) or any(type(i) is not int for i in ids):
+  listed = isinstance(ids, list) and all(type(i) is int for i in ids)
+  if not listed or [*ids] != sorted({i for i in ids if 0 <= i < vocab}):
     raise ValueError(f'{path}: draft_ids is no list of ids; export it again')
   return tuple(ids)
 

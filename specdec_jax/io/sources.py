@@ -117,7 +117,8 @@ def _folder(folder: pathlib.Path, source: str, label: str) -> Source:
   label = label or (ours if (folder / export.MARK).exists() else whole.name)
   tokenizer = tokenizer_lib.from_folder(folder, source)
   opened = _of_files(label, tokenizer, config, reader, weights, reader.kind)
-  return dataclasses.replace(opened, draft_ids=export.draft_ids(folder))
+  ids = export.draft_ids(folder, config.vocab)
+  return dataclasses.replace(opened, draft_ids=ids)
 
 
 def _gguf(path: pathlib.Path, source: str, label: str) -> Source:
