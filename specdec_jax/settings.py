@@ -193,13 +193,15 @@ def _mesh(s: Settings, rows: int) -> Any:
   return sharding.mesh_of(s.mesh.data, s.mesh.model, rows, split)
 
 
-def _planned(s: Settings, source: sources.Source, dtype: str) -> plan.Plan:
-  """A source that is open, as it will run with these settings."""
-  mesh = _mesh(s, s.bench.batch_size)
+def _planned(
+  s: Settings, source: sources.Source, dtype: str, split: int = 0
+) -> plan.Plan:
+  """Plans a source that is open; split: as lay_out's tensor_parallel."""
+  mesh, config = _mesh(s, s.bench.batch_size), source.config
   return plan.make(
     source,
     dtype,
-    layout=mesh and sharding.lay_out(mesh, source.config),
+    layout=mesh and sharding.lay_out(mesh, config, tensor_parallel=split),
     scan_layers=_SCANS[s.target.scan_layers],
     kernels='xla' if s.target.dtype == 'float64' else s.target.kernels,
   )
@@ -216,12 +218,13 @@ def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
   target, draft = opened[s.target.source], s.drafters['lm']
   models = {'target': _planned(s, target, s.target.dtype)}
   inner = [table.innermost(s.drafters.get(x)) for x in s.decode.methods]
+  split = draft.tensor_parallel
   if draft in inner and lm.is_model(draft.source):
     source = str(draft.source)
     if not sources.FUNCTION.fullmatch(source):
       opened[source] = opened.get(source) or sources.open_source(source)
       method_lib.check_pair(target, opened[source])
-      models['draft'] = _planned(s, opened[source], draft.dtype)
+      models['draft'] = _planned(s, opened[source], draft.dtype, split)
   if (rounded := s.drafters['self']) in inner:
     models['self'] = _planned(s, target, rounded.dtype)
   each = [(table.name_of(x), table.numbers(x)) for x in inner]

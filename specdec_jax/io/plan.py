@@ -88,11 +88,11 @@ class Plan:
     kinds = sorted({row.held for row in self.rows} - {''})
     found = convert.STORED if self.kept else ' and '.join(kinds)
     found = self.dtype if self.dtype in kinds else found  # XLA's own groups
-    return found and found + self._coarse
+    return ', '.join(filter(None, (found, found and self._coarse)))
 
   @property
   def _coarse(self) -> str:
-    return ', int8 rows' * (self.kernels == 'int8')
+    return 'int8 rows' * (self.kernels == 'int8')
 
   @property
   def label(self) -> str:
@@ -105,7 +105,7 @@ class Plan:
     elif form:
       narrow = self.config.dtype == 'bfloat16'
       how = 'again bfloat16' if narrow else 'dequantised'
-    found = ', '.join(filter(None, (form, how))) + self._coarse
+    found = ', '.join(filter(None, (form, how, self._coarse)))
     return f'{self.source.label} ({found})' if found else self.source.label
 
   def bytes(self) -> float:

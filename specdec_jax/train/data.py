@@ -76,8 +76,9 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     while len(self._ahead) <= _AHEAD:
       number = self._taken + len(self._ahead)
       self._ahead.append(self._thread.submit(self._take, number))
+    batch = self._ahead.popleft().result()
     self._taken += 1
-    return self._ahead.popleft().result()
+    return batch
 
   def state(self) -> dict[str, Any]:
     """Returns the number of batches taken, and of which rows, as JSON."""

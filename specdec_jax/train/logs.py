@@ -26,10 +26,7 @@ class Logs:
       with writing(workdir):
         for name in ('metrics', 'clocks'):
           path = workdir / f'{name}.jsonl'
-          lines = files.Lines(path, f'{path}: its last line is no step')
-          rows = (row for _, row in lines.read() if row['step'] <= first)
-          kept = ''.join(f'{json.dumps(row)}\n' for row in rows)
-          files.write(path, kept.encode())
+          files.write(path, b''.join(_until(path, first)))
           self._files[name] = open(path, 'a')
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
@@ -76,3 +73,15 @@ def writing(path: pathlib.Path):
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
   with writing(path):
     files.write(path, json.dumps(content, indent=1))
+
+
+def _until(path: pathlib.Path, step: int) -> list[bytes]:
+  """Returns the lines up to a step, but those that a killed run or a power cut
+  left damaged."""
+  kept = []
+  lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+  for line in lines:
+    with contextlib.suppress(ValueError):
+      if line.endswith(b'\n') and json.loads(line)['step'] <= step:
+        kept.append(line)
+  return kept

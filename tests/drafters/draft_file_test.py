@@ -259,7 +259,7 @@ def test_layers_that_do_not_fit_are_refused(tmp_path):
   arrays, about = draft_file.read(draft_file.LAYERS, path)
   arrays['ids'][-1] = 999
   draft_file.write(draft_file.LAYERS, other, arrays, about)
-  with pytest.raises(ValueError, match='damaged: it proposes ids that are not'):
+  with pytest.raises(ValueError, match='damaged: its ids are not ascending'):
     read('random:t5_tiny', other)
   for source, why in (
     ('zoo:nothing', 'the zoo has flan-t5-small-titles, smollm2'),

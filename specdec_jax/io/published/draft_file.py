@@ -297,9 +297,11 @@ def _layers(source, target, arrays, about) -> load.LanguageModel:
   wanted = lm.shapes(_plain(config))
   own = {n: x for n, x in wanted.items() if n.split('/')[0] not in SHARED}
   _check_shapes(LAYERS, source, flat, own)
-  if len(ids) and not 0 <= ids.min() <= ids.max() < target.ids:
+  if len(ids) and not (
+    (np.diff(ids, prepend=-1) > 0).all() and ids[-1] < target.ids
+  ):
     raise ValueError(
-      f'lm {source}: damaged: it proposes ids that are not below {target.ids}'
+      f'lm {source}: damaged: its ids are not ascending and below {target.ids}'
     )
   layout = target.layout and sharding.lay_out(target.layout.mesh, config)
   file = find(LAYERS, source)
