@@ -71,9 +71,9 @@ def differing(audit: Mapping[str, Any], failed: int = 0) -> str:
   return tables.identity([given], failed=failed)
 
 
-def away(alpha: Mapping[str, Any]) -> str:
+def away(alpha: Mapping[str, Any] | None) -> str:
   """Writes records.Alpha.away; older results have other fields beside it."""
-  return records.Alpha(None, alpha['total_variation']).away
+  return records.Alpha(None, (alpha or {}).get('total_variation')).away
 
 
 def made_by() -> dict[str, Any]:

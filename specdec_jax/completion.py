@@ -36,7 +36,7 @@ _WORDS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(sampling.Sampling):
   """How to answer, and when to stop; checked when it is made.
 

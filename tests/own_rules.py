@@ -49,6 +49,16 @@ def wrong_arguments(noise, draft):
   return noise, draft
 
 
+def no_verdict(noise, draft, p_BNV):
+  return p_BNV
+
+
+def no_empty_window(noise, draft, p_BNV):
+  return reject.verify(noise, draft, p_BNV)._replace(
+    accepted_B=jnp.stack(list(draft.tokens_BK.T))[0]
+  )
+
+
 def spends_twice(noise, draft, p_BNV):
   """Its first test decides, by the same uniform, on more than one thing."""
   verdict = reject.verify(noise, draft, p_BNV)

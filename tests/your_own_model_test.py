@@ -187,13 +187,14 @@ MISFITS = {
   'head gives ids from vocab=5 on a chance': (
     '.at[..., ids:].set(-jnp.inf)', ''
   ),
-  'it has 4 ids; want 5 or more': (
+  'vocab=5 made a model of 4 ids': (
     'decoder.words, decoder.longest', '4, 256'
   ),
   'its context is 64; want 128 or more': (
     'longest: int = 256', 'longest: int = 64'
   ),
-  'head made float32 of (2, 8); want (2, 3, 8) in float32 or': (
+  'want (types.Model, params)': ('return model, params', 'return model'),
+  'head made float32 of (2, 8); want (2, 3, 8) in float32 or wider': (
     'return hidden_BTD, ', 'return hidden_BTD[:, -1], '
   ),
   'called, it raised': ("method='score'", "method='scores'"),

@@ -144,7 +144,7 @@ def _of_trees(doc: Mapping[str, Any]) -> Iterator[Cell]:
   for i, x in enumerate(doc['rows']):
     if told := x['predicted']:
       # Half of the questions predict, half are judged.
-      prompts = doc['questions']['questions'] // 2
+      prompts = -(-doc['questions']['questions'] // 2)
       weights = weights_of(x['target'], 'float32')
       ends = told['value'], told['low'], told['high']
       yield Cell(

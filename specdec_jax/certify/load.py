@@ -1,10 +1,12 @@
 """The parts to certify: this library's, or a user's own by their path."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
@@ -81,14 +83,43 @@ def rule(path: str) -> types.Rule:
   """A rule by its name or path, as build.rule_of has it.
 
   Raises:
-    ValueError: no such rule, or one that is lossy.
+    ValueError: no such rule, one that cannot be traced, or one that is lossy.
   """
   found = build.rule_of(path)
   if not found.lossless:
     raise ValueError(
       f'rule={path}: lossless=False, so there is nothing to certify'
     )
+  _check_verdict(path, found)
   return found
+
+
+def _check_verdict(path: str, rule: types.Rule) -> None:
+  """Traces the rule, also in a window of width 1, which has no drafts."""
+  B, V = 2, 5
+  first = lambda _, weights_BV: jnp.zeros(weights_BV.shape[0], jnp.int32)
+  for K, sampled in itertools.product((0, 3), (True, False)):
+    q_BKV = jnp.full((B, K, V), 1 / V) if sampled else None
+    draft = types.Draft(
+      jnp.zeros((B, K), jnp.int32), q_BKV, jnp.full(B, K, jnp.int32)
+    )
+    noise = types.Noise(jnp.zeros((B, K)), first, first)
+    p_BNV = jnp.full((B, K + 1, V), 1 / V)
+    verify = functools.partial(rule.verify, noise, draft, p_BNV)
+    try:
+      got = jax.eval_shape(verify)
+    except Exception as error:  # a user's rule may raise anything
+      kind = 'sampled drafts' if sampled else 'certain drafts (q None)'
+      raise ValueError(
+        f'rule={path}: called with {K} {kind} it raised '
+        f'{fields.first_line(error)}'
+      ) from error
+    shapes = [getattr(x, 'shape', None) for x in jax.tree.leaves(got)]
+    if not isinstance(got, types.Verdict) or shapes != [(B,), (B, V)]:
+      raise ValueError(
+        f'rule={path}: it returned {got}; want types.Verdict(accepted_B, '
+        f'weights_BV), here of shapes ({B},) and ({B}, {V})'
+      )
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:
@@ -164,11 +195,11 @@ def model(path: str) -> Callable[[int, str], base.World]:
       'make(vocab=..., dtype=..., seed=...) -> (types.Model, params)'
     )
   try:
-    _check_fit(*found(**_SMALL), vocab=_SMALL['vocab'])
+    wrong = _misfit(found(**_SMALL), vocab=_SMALL['vocab'])
   except Exception as error:  # a user's model may raise anything
-    raise ValueError(
-      f'model={path}: called, it raised {fields.first_line(error)}'
-    ) from error
+    wrong = f'called, it raised {fields.first_line(error)}'
+  if wrong:
+    raise ValueError(f'model={path}: {wrong}')
 
   @functools.cache
   def world(vocab: int, dtype: str) -> base.World:
@@ -182,12 +213,15 @@ def model(path: str) -> Callable[[int, str], base.World]:
   return world
 
 
-def _check_fit(model: types.Model, params: Any, *, vocab: int) -> None:
-  """Asserts what types.Model asks of a small model, and no later line shows."""
-  assert model.vocab >= vocab, f'it has {model.vocab} ids; want {vocab} or more'
-  assert model.context >= _ROOM, (
-    f'its context is {model.context}; want {_ROOM} or more'
-  )
+def _misfit(made, *, vocab: int) -> str:
+  """Why what make returned is no (types.Model, params); '' if it is."""
+  if not isinstance(made, tuple) or not isinstance(made[0], types.Model):
+    return f'it made {type(made).__name__}; want (types.Model, params)'
+  model, params = made
+  if not vocab <= model.vocab:
+    return f'vocab={vocab} made a model of {model.vocab} ids'
+  if model.context < _ROOM:
+    return f'its context is {model.context}; want {_ROOM} or more'
   B, T, S = 2, 3, 16
   cache = model.init_cache(B, S)
   at = np.broadcast_to(np.arange(T, dtype=np.int32), (B, T))
@@ -199,16 +233,16 @@ def _check_fit(model: types.Model, params: Any, *, vocab: int) -> None:
     return model.head(params, hidden), new
 
   logits, new = jax.device_get(call(np.full_like(at, S), cache))
-  wanted = B, T, model.vocab
-  assert logits.shape == wanted and logits.dtype.itemsize >= 4, (
-    f'head made {logits.dtype} of {logits.shape}; want {wanted} in float32 or '
-    'wider'
-  )
-  finite = np.isfinite(logits[..., :vocab].max(-1)).all()
-  assert finite, 'its logits are not finite'
-  padding = np.isneginf(logits[..., vocab:]).all()
-  assert padding, f'head gives ids from vocab={vocab} on a chance; want -inf'
+  if logits.shape != (B, T, model.vocab) or logits.dtype.itemsize < 4:
+    return (
+      f'head made {logits.dtype} of {logits.shape}; want {(B, T, model.vocab)} '
+      'in float32 or wider'
+    )
+  if not np.isfinite(logits[..., :vocab].max(-1)).all():
+    return 'its logits are not finite'
+  if not np.all(np.isneginf(logits[..., vocab:])):
+    return f'head gives ids from vocab={vocab} on a chance; want logit -inf'
   same = jax.tree.map(np.array_equal, new, jax.device_get(cache))
-  assert all(jax.tree.leaves(same)), (
-    f"slot {S} of {S} was written; want mode='drop', which drops it"
-  )
+  if not all(jax.tree.leaves(same)):
+    return f"slot {S} of {S} was written; want mode='drop', which drops it"
+  return ''

@@ -17,6 +17,8 @@ from tests import programs
     ('rule', 'no.such.module:f', 'importing no.such.module failed: ModuleNot'),
     ('rule', 'tests.own_rules:absent', 'tests.own_rules has no absent'),
     ('rule', 'tests.own_rules:wrong_arguments', 'takes (noise, draft); want'),
+    ('rule', 'tests.own_rules:no_verdict', 'want types.Verdict(accepted_B'),
+    ('rule', 'tests.own_rules:no_empty_window', 'called with 0 sampled drafts'),
     ('rule', 'specdec_jax.types:ORIGINS', 'is not callable; want'),
     ('rule', 'tests.own_rules:LOSSY', 'lossless=False, so there is nothing'),
     ('rule', 'lenient:0.5', 'lossless=False, so there is nothing to certify'),
