@@ -30,9 +30,9 @@ def test_padding_changes_neither_the_token_nor_the_cache(
       one = model, params, text[:, at_1], at_1
       hidden, taps, new = forward.read(*one, cache, slots=8, taps=(0,))
       # And in two parts, the second from what the first made.
-      half = forward.read(*one, cache, slots=8, layers=(0, 1))[0]
+      half = forward.read(*one, cache, slots=8, part=dict(layers=(0, 1)))[0]
       rest = dict(layers=(1, None), residual_BTD=half)
-      again = forward.read(*one, cache, slots=8, **rest)[0]
+      again = forward.read(*one, cache, slots=8, part=rest)[0]
       return (model.head(params, hidden), taps, again), new
 
     cache, found = model.init_cache(1, 8), []
