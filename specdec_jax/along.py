@@ -1,9 +1,8 @@
-"""A drafter along a known text: a window at every token, and none is tested.
+"""Runs a drafter along a known text: a window at every token, none tested.
 
-What is drafted is dropped, and the text's own token committed. So drafting is
-timed (costs.parts), acceptance is measured on plain decoding's text
-(bench.predict), and a published draft is compared with its target's
-(drafters.readings).
+Drops drafts and commits the text's own tokens: drafting is timed (costs.parts),
+acceptance measured on plain decoding's text (bench.predict), and a published
+draft compared with its target's (drafters.readings).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +17,7 @@ Array = types.Array
 
 
 def context(loop: decode.Loop, request: decode.Request, i) -> types.Context:
-  """The types.Context once i tokens of each text are committed.
-
-  request: prompts with the texts after them, which end at limit_B. A row whose
-    text has ended is not live.
-  """
+  """Makes the Context after i tokens of the texts that follow the prompts."""
   span_B = jnp.maximum(request.limit_B - request.lengths_B, 0)
   committed_B = request.lengths_B + jnp.minimum(i, span_B)
   known = request.tokens_BL, committed_B, i < span_B
@@ -32,10 +27,8 @@ def context(loop: decode.Loop, request: decode.Request, i) -> types.Context:
 def window(loop: decode.Loop, weights, request, i, own, cache, features_BNE):
   """Drafts after i tokens of each text, and commits the next one.
 
-  own: the drafter's state. cache: the target's. features_BNE: as of
-    types.Drafter.commit; only those of the last committed token count.
-
-  Returns (types.Draft, own, cache).
+  Returns (types.Draft, drafter's state, target's cache). features_BNE: as in
+  types.Drafter.commit; only those of the last committed token count.
   """
   now = context(loop, request, i)
   noise = loop.noise(
@@ -62,13 +55,10 @@ def score(
   """Computes numbers about each token of the texts: [B, L] each.
 
   Called inside a jit. The target reads a text once, a chunk at a time, and the
-  drafter gets its features. Outside of the texts there is garbage.
+  drafter gets its features. Outside the texts there is garbage.
 
-  Args:
-    request: as in `context`.
-    columns: (logits_BTV, q_BTV) -> arrays [B, T] about T tokens, from the
-      target's logits, and from q of the first draft of a window before each:
-      zeros where nothing is proposed.
+  columns: (logits_BTV, q_BTV) -> arrays [B, T] about T tokens, from the
+    target's logits, and q of the first draft in a window before each (or 0).
   """
   B, L = request.tokens_BL.shape
   T, N, taps = loop.options.chunk, loop.drafter.gamma + 1, loop.drafter.taps

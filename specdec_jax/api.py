@@ -52,12 +52,12 @@ def generate(
     draft: None (plain decoding), a loaded model, a drafter's name or Settings,
       a types.Drafter or Method, or the path of your own, 'file.py:make'
       (docs/your_own_drafter.md).
-    rule: a name of RULES ('lenient:0.5' is lossy), a types.Rule, or its path.
-    gamma: tokens drafted before each pass of the target (None: 4, or what your
-      own drafter was made for).
-    draft_options: settings of a drafter that draft names, by name.
-    **options: the fields of completion.Settings; those of completion.EACH may
-      be lists, with a value a prompt, which for stop and stop_ids is a list.
+    rule: a name in RULES ('lenient:0.5' is lossy), a types.Rule, or its path.
+    gamma: tokens drafted before each target pass (None: 4, or what your own
+      drafter was made for).
+    draft_options: settings, by name, of a drafter that draft names.
+    **options: the fields of completion.Settings; those in completion.EACH may
+      be lists, a value a prompt, which for stop and stop_ids is a list.
 
   Raises:
     ValueError: a bad setting, prompt, name or draft. Nothing has run then.
@@ -77,18 +77,15 @@ def generate(
 def stream(
   target: build.LanguageModel, prompt: Any, *, request: int = 0, **options
 ) -> Iterator[completion.Piece]:
-  """The same tokens as generate for one prompt, a window at a time.
+  """Yields generate's tokens for one prompt, a Piece for each window.
+
+  Text waits while a later token may still change it (half a character, the
+  beginning of a stop string); the last piece has all.
 
   Args:
-    target: as in generate.
+    target, **options: as in generate, but n and record.
     prompt: a text, token ids, or a conversation.
-    request: the number that keys the randomness; generate numbers its prompts
-      from 0.
-    **options: as in generate, but n and record.
-
-  Yields:
-    A Piece for each window. Text waits while a later token may still change it
-    (half a character, the beginning of a stop string); the last piece has all.
+    request: keys the randomness; generate numbers its prompts from 0.
 
   Raises:
     ValueError, NonFiniteLogits: as generate.
@@ -138,10 +135,7 @@ def _job(
   draft_options=None,
   **options,
 ):
-  """The engine, requests and rows of a call of generate.
-
-  Its first prompt has number `first`. All is checked before an engine is built.
-  """
+  """Checks a call; makes engine, requests numbered from `first`, and rows."""
   if not 1 <= len(prompts) <= _PROMPTS:
     raise ValueError(f'{len(prompts)} prompts: give 1 to {_PROMPTS}')
   each = completion.each(options, len(prompts))
@@ -169,7 +163,7 @@ def _job(
 
 
 def _listed(prompts: Any) -> list[Any]:
-  """Several prompts, or one of them alone."""
+  """Lists several prompts, or one alone."""
   found = None if isinstance(prompts, Set) else requests.listed(prompts)
   if found is None:
     return [prompts]
@@ -183,11 +177,7 @@ def items_of(
   settings: completion.Settings,
   first: int = 0,
 ) -> list[requests.Item]:
-  """Every sample of every prompt, in generate's order.
-
-  Raises:
-    ValueError: a chat, for a target without a template; see requests.item.
-  """
+  """Makes every sample, in generate's order; ValueError: no chat template."""
   # Without a template a chat would be in words of ours.
   chat = settings.chat or any(map(requests.is_chat, prompts))
   if chat and target.tokenizer.chat_template is None:
@@ -217,12 +207,9 @@ def ask(
   settings: completion.Settings,
   context: int | None = None,
 ) -> Asked:
-  """A request that fits the target, with its prediction as ids.
+  """Makes a request, its prediction as ids, that fits context or the target's.
 
-  context: tokens that there is room for; None: the target's.
-
-  Raises:
-    ValueError: it does not fit; an unknown stop id.
+  Raises ValueError if it does not fit, and for an unknown stop id.
   """
   if settings.prediction:
     guess = target.tokenizer.encode(settings.prediction)
@@ -240,11 +227,9 @@ def answers(
   A row whose logits were not finite ends there, as 'non-finite'. More requests
   than rows share a pool, whose rows are as long as the longest needs.
 
-  Args:
-    engine: with the log-probabilities that are wanted.
-    asked: requests with one `record`; with it they are decoded a batch at a
-      time.
-    rows: decoded together; on a mesh rounded up.
+  engine: with the log-probabilities that are wanted.
+  asked: requests with one `record`; with it they are decoded in batches.
+  rows: decoded together; on a mesh rounded up.
   """
   if asked[0].settings.record or len(asked) <= rows:
     found = _in_batches(engine, asked, rows)
@@ -286,7 +271,7 @@ def _in_batches(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
 
 
 def _batches(engine, asked, rows: int):
-  """Yields (index of its first request, decode.Request), a batch at a time."""
+  """Yields (index of its first request, decode.Request) by batch."""
   layout, gamma = engine.target.layout, engine.drafter.gamma
   rows = requests.rows_on(layout, rows)
   for i in range(0, len(asked), rows):
@@ -301,10 +286,7 @@ def completion_of(
   ended: requests.Ended,
   reader: completion.Reader | None = None,
 ) -> completion.Completion:
-  """The answer to a request.
-
-  reader: has read all of its windows; without one its text is read here.
-  """
+  """Makes the answer; reads its text here if no reader has read its windows."""
   tokenizer, start, record = engine.target.tokenizer, ended.start, None
   if reader is None:
     reader = completion.Reader(tokenizer, settings.stop)
@@ -324,7 +306,7 @@ def completion_of(
 
 
 def _setting(engine: build.Engine, wanted: completion.Settings):
-  """Names of models and settings, for display."""
+  """Names models and settings, for display."""
   name = lambda model: model and f'{model.label}, {model.dtype}'
   own = ('temperature', 'top_k', 'top_p', 'seed', 'max_new_tokens')
   return dict(
@@ -338,7 +320,7 @@ def _setting(engine: build.Engine, wanted: completion.Settings):
 
 
 def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
-  """The pieces of a batch of one."""
+  """Yields the pieces from a batch of one."""
   reader, window = completion.Reader(engine.target.tokenizer, stop), None
   for window in _windows(engine, request, [reader]):
     yield from window[0].values()
@@ -354,7 +336,7 @@ def _pieces(engine, request, stop) -> Iterator[completion.Piece]:
 def _windows(engine, request, readers, *, with_q: bool = False):
   """Decodes from Python; yields a window's pieces by row, and Output so far.
 
-  First without pieces, before a window. with_q: pieces have q, but of trees.
+  First without pieces, before a window. with_q: pieces have q, but in trees.
   """
   programs, pieces = engine.programs, {}
   if with_q:

@@ -1,4 +1,4 @@
-"""Engines from a target, a draft and a rule; the table of rules.
+"""Makes engines from a target, a draft and a rule; the table of rules.
 
 To add a rule, write a file and add a row to RULES; a user's own needs no row.
 """
@@ -43,7 +43,7 @@ class Engine:
   """A target with a drafter and a rule, ready to decode.
 
   draft, q, parts, costs: as in drafters.method.Method; None for plain decoding.
-  Until there are costs (with_costs), an adaptive drafter has no weights.
+    Until there are costs (with_costs), an adaptive drafter has no weights.
   """
 
   target: LanguageModel
@@ -78,16 +78,13 @@ def engine(
 ) -> Engine:
   """Combines a target, whose distribution is kept, with a draft and a rule.
 
-  Args:
-    draft: of drafters.table.DRAFTS; None is plain decoding.
-    rule: see rule_of.
-    gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma
-      of a Method or types.Drafter, 4 for any other draft.
-    measure: time the costs of an adaptive drafter for which none are given.
+  draft: one in drafters.table.DRAFTS; None is plain decoding.
+  gamma: tokens drafted in a window; 0 is plain decoding; None is the gamma of a
+    Method or types.Drafter, 4 for any other draft.
+  measure: time the costs of an adaptive drafter for which none are given.
 
-  Raises:
-    ValueError: an unknown name or path, a setting that is empty, or a draft
-      with another tokenizer.
+  Raises ValueError for an unknown name or path, an empty setting, or a draft
+  with another tokenizer.
   """
   options = options or default_options()
   rule, draft = rule_of(rule), table.draft_of(draft)
@@ -150,13 +147,13 @@ def check_prediction(engine: Engine) -> None:
 
 
 def searches(engine: Engine) -> bool:
-  """Whether lookup is a part of the drafter."""
+  """Tells whether lookup is part of the drafter."""
   made = engine.drafter, *(x.drafter for x in engine.parts)
   return 'lookup' in [x.name for x in made]
 
 
 def measured(engine: Engine, rows: int = 1, *few: int) -> Engine:
-  """The engine with costs, if it needs some: timed at rows and at each few."""
+  """Adds costs, if the engine needs some: timed at rows and at each few."""
   if engine.costs != {}:
     return engine
   costs: dict[str, Any] = {**calibration.measure(engine, rows)}
@@ -166,10 +163,9 @@ def measured(engine: Engine, rows: int = 1, *few: int) -> Engine:
 
 
 def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
-  """The engine of an adaptive drafter that chooses by these costs.
+  """Gives an adaptive drafter its costs; other costs compile nothing again.
 
-  They are as drafters.adaptive.params takes them; other costs compile nothing
-  again. Engine.costs are those in use: with them a rerun chooses the same.
+  costs: as for adaptive.params. With Engine.costs a rerun chooses the same.
   """
   params = adaptive.params(engine.parts, costs)
   weights = engine.weights._replace(draft=params)
@@ -177,14 +173,13 @@ def with_costs(engine: Engine, costs: Mapping[str, Any]) -> Engine:
 
 
 def rule_of(rule: str | types.Rule) -> types.Rule:
-  """A rule by its name or path, where NUMBER is for what makes a rule.
+  """Finds a rule by its name or path; NUMBER is for what makes a rule.
 
   rule: a types.Rule; a name in RULES, or 'lenient:NUMBER'; or the path
     'package.module:name[:NUMBER]', also 'file.py:name[:NUMBER]', of a
     types.Rule, of verify(noise, draft, p_BNV), or of a function that makes one.
 
-  Raises:
-    ValueError: none of these, or a number that is missing or not allowed.
+  Raises ValueError: none of these, or a number that is missing or not allowed.
   """
   return rule if isinstance(rule, types.Rule) else _rule(str(rule))
 
@@ -224,7 +219,7 @@ def _rule(text: str) -> types.Rule:
 
 
 def lossless_rules() -> dict[str, types.Rule]:
-  """The lossless rules of RULES that take no number, by name."""
+  """Finds the lossless RULES that take no number, by name."""
   rules = {n: x for n, x in RULES.items() if isinstance(x, types.Rule)}
   return {name: rule for name, rule in rules.items() if rule.lossless}
 

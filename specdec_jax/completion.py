@@ -42,9 +42,9 @@ class Settings(sampling.Sampling):
 
   stop: strings that end the text and are left out of it; a special token's
     text, such as '<|im_end|>', also ends it. One text, several, or None.
-  stop_ids: token ids that end it; the model's own end-of-sequence ids if None.
-  logprobs: K: the log-probability of each token under the target at
-    temperature 1, and if K > 1 the K likeliest tokens in its place.
+  stop_ids: token ids that end it; None: the model's own end-of-sequence ids.
+  logprobs: K: the log-probability of each token under the target at temperature
+    1, and if K > 1 the K likeliest tokens in its place.
   record: decode from Python, which is slower, and return every window.
   n: samples of each prompt, which follow each other.
   chat: put a text through the model's chat template, as a user's turn.
@@ -94,11 +94,7 @@ class Settings(sampling.Sampling):
       put('stop_ids', tuple(map(operator.index, given)))
 
   def all_stop_ids(self, target: build.LanguageModel) -> list[int]:
-    """Every id that ends a row.
-
-    Raises:
-      ValueError: an id of stop_ids that is none of the vocabulary.
-    """
+    """Finds every id that ends a row; ValueError: the vocabulary lacks one."""
     requests.check_ids(self.stop_ids or (), target.ids)
     special, named = target.tokenizer.inner.get_added_tokens_decoder, []
     if self.stop:  # no text has special tokens: no search would find them
@@ -109,11 +105,7 @@ class Settings(sampling.Sampling):
 
 
 def settings(options: dict[str, Any]) -> Settings:
-  """Settings from keyword arguments.
-
-  Raises:
-    ValueError: a name that is no setting, or a bad value.
-  """
+  """Makes Settings; raises ValueError for an unknown name or a bad value."""
   allowed = [field.name for field in dataclasses.fields(Settings)]
   for name in (x for x in options if x not in allowed):
     for ours, theirs in _WORDS.items():
@@ -142,7 +134,7 @@ def show(*functions: Callable[..., Any]) -> None:
 
 
 def check_names(given: Iterable[str], allowed: Sequence[str], of: str = ''):
-  """Raises ValueError for the first name, of a prefix, that is not allowed."""
+  """Raises ValueError for the first name, after prefix `of`, not allowed."""
   for name in given:
     if name not in allowed:
       said = fields.short(of + name), fields.choices(name, sorted(allowed))
@@ -150,10 +142,9 @@ def check_names(given: Iterable[str], allowed: Sequence[str], of: str = ''):
 
 
 def each(options: dict[str, Any], prompts: int) -> list[Settings]:
-  """The Settings of every prompt; those of EACH may be lists of as many.
+  """Makes every prompt's Settings; options in EACH may be lists of as many.
 
-  Raises:
-    ValueError: as settings; a list of another length.
+  Raises ValueError as settings, and for a list of another length.
   """
   lists = {name: requests.listed(options.get(name)) for name in EACH}
   lists = {name: x for name, x in lists.items() if x is not None}
@@ -176,16 +167,15 @@ def each(options: dict[str, Any], prompts: int) -> list[Settings]:
 class Piece:
   """The tokens that one window emitted; text may lag behind them.
 
-  origins: who made each token, a name of types.ORIGINS.
+  origins: who made each token, a name in types.ORIGINS.
   texts: what each token adds to the text; joined they are `text`.
-  logprobs: of each token, with logprobs=True, or record=True.
-  top_logprobs: the K likeliest (token id, log-probability) in each token's
-    place, the likeliest first, with logprobs=K.
-  entropies: in nats, of the distributions that logprobs are of.
-  refused: (token id, text) of the window's drafts that were refused or came
-    after one that was, where it was not cut; of a tree the first alone.
+  logprobs: one a token, with logprobs=True, or record=True; top_logprobs: the K
+    likeliest (token id, log-probability) in its place, the likeliest first,
+    with logprobs=K; entropies: in nats, of the same distributions.
+  refused: (token id, text) for the window's drafts that were refused or came
+    after one that was, where it was not cut; in a tree the first alone.
   q: in a record, the probability with which each draft was drawn: the accepted
-    ones, then the refused; None for certain drafts, and of a tree.
+    ones, then the refused; None for certain drafts, and trees.
   """
 
   text: str
@@ -204,12 +194,7 @@ class Piece:
 
 
 class Record(NamedTuple):
-  """How an answer was made.
-
-  prompt: its text.
-  windows: the target calls, in order.
-  setting: models and settings, for display.
-  """
+  """How an answer was made; `windows` are the target calls, in order."""
 
   prompt: str
   windows: list[Piece]
@@ -218,14 +203,14 @@ class Record(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Completion(Piece):
-  """One answer: a Piece of all its tokens, without the prompt.
+  """One answer: a Piece with all its tokens, without the prompt.
 
   A stop string is not in the text. No drafts are named as refused.
 
   finish_reason: 'stop' (end of sequence, stop id or stop string), 'length', or
     'non-finite' (run only: the logits after these tokens were not finite).
-  metrics: metrics.summary of the request as it was decoded: what a stop
-    string cuts off is counted; and the costs that `adaptive` chose by.
+  metrics: metrics.summary of the request as it was decoded, with what a stop
+    string cuts off; and the costs that `adaptive` chose by.
   record: every window, with record=True.
   """
 
@@ -235,10 +220,9 @@ class Completion(Piece):
 
 
 class Reader:
-  """The pieces of one answer, from its tokens as they come.
+  """Reads the pieces of one answer from its tokens as they come.
 
-  stopped: a stop string was completed; what follows it is not in a piece.
-  pieces: those that were read.
+  stopped: a stop string was completed; no piece has what follows it.
   """
 
   def __init__(self, tokenizer: Any, stop: Sequence[str]):
@@ -259,15 +243,13 @@ class Reader:
     *,
     last: bool,
   ) -> Piece:
-    """The tokens up to the one that completes a stop string.
+    """Reads tokens up to the one that completes a stop string.
 
-    Args:
-      tokens_T: the next tokens.
-      origin_T, logprob_T, top_TX, entropy_T, refused_K: of these tokens and of
-        the window that they came by, as in types.Info.
-      q_K: with which the window's drafts were drawn.
-      last: no more will come. Until then text waits that a later token may
-        change, such as half a character or the beginning of a stop string.
+    origin_T, logprob_T, top_TX, entropy_T, refused_K: for these tokens and the
+      window that they came by, as in types.Info.
+    q_K: with which the window's drafts were drawn.
+    last: no more will come. Until then text waits that a later token may
+      change, such as half a character or the beginning of a stop string.
     """
     stream, texts, rest = self._stream, [], ''
     for token in np.asarray(tokens_T).tolist():
@@ -308,7 +290,7 @@ class Reader:
     return piece
 
   def whole(self) -> dict[str, Any]:
-    """The fields of one Piece of all that was read, without refused drafts."""
+    """Returns the fields of one Piece with all that was read, but refused."""
     found: dict[str, Any] = dict(text=''.join(x.text for x in self.pieces))
     for name in (
       *('tokens', 'origins', 'texts'),
@@ -319,7 +301,7 @@ class Reader:
     return found
 
   def _refused(self, accepted: list[int], refused_K) -> list[tuple[int, str]]:
-    """Piece.refused, whose texts follow the accepted drafts."""
+    """Finds Piece.refused, whose texts follow the accepted drafts."""
     ids = [x for x in np.asarray(refused_K).tolist() if x >= 0]
     if not ids:
       return []

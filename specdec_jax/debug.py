@@ -1,4 +1,4 @@
-"""Checks the caches of a model and a drafter after every window; slow.
+"""Checks a model's and a drafter's caches after every window; slow.
 
 Runs the decode loop one window at a time and raises at the first one that is
 wrong, with its row, window and slot. Windows count from 0, as in
@@ -45,10 +45,10 @@ def check_cache(
   cache are compared with a prefill's. A drafter initialised afresh on the row
   must propose the same, at temperature 1, where q depends on all logits.
 
-  Passes of different shapes round differently: a slot may differ by the square
-  root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16 0.09)
-  of its norm, and q by as much in total variation. Integers must be equal, and
-  what encoders left in every bit.
+  Passes with different shapes round differently: a slot may differ by the
+  square root of the machine epsilon (float64 1.5e-8, float32 3.5e-4, bfloat16
+  0.09) times its norm, and q by as much in total variation. Integers must be
+  equal, and what encoders left in every bit.
 
   proposals: compare proposals; False for a drafter that learns from acceptance,
     which may rightly differ from a fresh one.
@@ -93,7 +93,7 @@ def check_cache(
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def watched(drafter: types.Drafter) -> types.Drafter:
-  """The drafter; after a step its state is (its own, types.Draft, Outcome).
+  """Wraps a drafter: after a step its state is (its own, Draft, Outcome).
 
   Whoever drives decode.step puts its own state back before the next one.
   """
@@ -142,12 +142,9 @@ def _programs(loop: decode.Loop) -> tuple[Callable, Callable]:
 
 
 def _slot_axes(start, weights, request) -> decode.State:
-  """The axis of every leaf of a State that grows with the buffer, or -1.
+  """Finds the axis that grows with the buffer in each leaf of a State, or -1.
 
   The State as kv.by_slot gives it. Slots may be rounded up, to 1,024 at most.
-
-  Raises:
-    ValueError: no leaf of the target's cache grows.
   """
   B, L = request.tokens_BL.shape
 
@@ -181,7 +178,7 @@ def _compare_stores(request, begun, state, window: int) -> None:
 
 
 def _stores(state) -> list[Array]:
-  """The stores of encoders in the caches of a State, [B, ..., I, C] each."""
+  """Finds the stores of encoders in the caches of a State: [B, ..., I, C]."""
   ours = lambda x: isinstance(x, encoder.Cache)
   found = [x for x in jax.tree.leaves(state, is_leaf=ours) if ours(x)]
   return jax.tree.leaves([kv.by_slot(x.store) for x in found])
@@ -210,10 +207,10 @@ def _compare_drafts(request, state, ran, fresh, slot_axes, tolerance) -> None:
 
 
 def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
-  """(row, k, text) of the first draft token that differs, or None.
+  """Returns (row, k, text) for the first draft token that differs, or None.
 
   Tokens drawn from the same q may differ where rounding decides a near-tie;
-  later drafts of that row are not comparable.
+  later drafts in that row are not comparable.
   """
   for row in np.flatnonzero(live_B):
     count, again = int(one.count_B[row]), int(two.count_B[row])
@@ -236,11 +233,7 @@ def _first_split(one: types.Draft, two: types.Draft, live_B, tolerance: float):
 
 
 def _first_gap(held, fresh, axes, count_B, tolerance: float):
-  """(row, slot, text) where two pytrees first differ, or None.
-
-  Compares the first count_B[b] slots of each row b. Leaves without slots are
-  skipped.
-  """
+  """Finds the first gap in rows' count_B slots: (row, slot, text), or None."""
   gaps = []
   held, fresh = kv.by_slot((held, fresh))
   leaves = jax.tree_util.tree_leaves_with_path(held)
@@ -271,10 +264,7 @@ def _first_gap(held, fresh, axes, count_B, tolerance: float):
 
 @jax.jit
 def _distance(held: Array, fresh: Array) -> Array:
-  """Relative distance of each slot, [B, S, parts]; a part: a head or a layer.
-
-  The norm divided by is at least a thousandth of the largest norm of a slot.
-  """
+  """Computes the relative distance of slots, [B, S, parts: heads or layers]."""
   B, S = held.shape[:2]
   C = held.shape[-1] if held.ndim > 2 else 1
   a, b = (x.reshape(B, S, -1, C) for x in (held, fresh))

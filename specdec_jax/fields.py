@@ -1,4 +1,4 @@
-"""Frozen dataclasses of settings, with the range and meaning of each field.
+"""Frozen dataclasses of settings, with each field's range and meaning.
 
     @dataclasses.dataclass(frozen=True)
     class Run(fields.Checked):
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Refusal(ValueError):
-  """Made of a setting, its value as it is shown, and what is allowed."""
+  """Takes a setting, its value as it is shown, and what is allowed."""
 
   setting = property(lambda self: self.args[0])
 
@@ -58,15 +58,13 @@ def setting(
   needed: str = '',
   help: str = '',
 ) -> Any:
-  """A field of a settings dataclass; without a default it is required.
+  """Declares a settings field; without a default it is required.
 
-  Args:
-    low, high: inclusive bounds.
-    above, below: exclusive bounds.
-    allowed: the only values allowed; () for any.
-    needed: a description of what to give; empty is allowed only where there is
-      a default, and the section is not used (see check_needed).
-    help: one line of description, also shown when a value is refused.
+  low, high: inclusive bounds. above, below: exclusive ones.
+  allowed: the only values allowed; () for any.
+  needed: what to give; empty is allowed only where there is a default, and the
+    section is not used (see check_needed).
+  help: one line, also shown when a value is refused.
   """
   about = dict(low=low, high=high, above=above, below=below)
   about |= dict(allowed=tuple(allowed), needed=needed, help=help)
@@ -83,8 +81,7 @@ class Checked:
 def check(settings: Any) -> None:
   """Raises ValueError, 'name=value: must be ...', for a field out of range.
 
-  A tuple field may be given as a list; its elements are checked one by one. A
-  number of NumPy or JAX becomes Python's.
+  Checks a tuple, or a list for it, by element. Makes NumPy's numbers Python's.
   """
   for field in dataclasses.fields(settings):
     if not field.metadata:  # not made by setting()
@@ -109,18 +106,18 @@ def check(settings: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-  """The value; an array without axes, such as a NumPy number, as Python's."""
+  """Turns an array without axes, such as a NumPy number, into Python's."""
   return value.item() if getattr(value, 'ndim', None) == 0 else value
 
 
 def short(value: Any) -> str:
-  """A repr that fits into a sentence; arrays and texts may have longer ones."""
+  """Makes a repr that fits into a sentence; of a longer one only the type."""
   text = repr(value)
   return text if len(text) <= 60 else f'<{type(value).__name__}>'
 
 
 def choices(given: Any, known: Iterable[Any]) -> str:
-  """Which names are allowed, the one that was perhaps meant first."""
+  """Lists the allowed names, the one that was perhaps meant first."""
   names = [str(x) or "''" for x in known]
   known = [x.partition(':')[0] for x in names]  # of 'lenient:NUMBER'
   near = difflib.get_close_matches(str(given).lower(), known, 1)
@@ -141,11 +138,7 @@ def _check_needed(field: dataclasses.Field, value: Any) -> None:
 
 
 def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
-  """The dataclass `kind` from values; errors begin with the section's name.
-
-  Raises:
-    ValueError: a value out of range, or a field that is missing or unknown.
-  """
+  """Makes the dataclass `kind`; a ValueError begins with the section's name."""
   known = {f.name: f for f in dataclasses.fields(kind)}
   for name, value in values.items():
     if name not in known:
@@ -163,7 +156,7 @@ def make(kind: Any, section: str, values: Mapping[str, Any]) -> Any:
 
 
 def parse(kind: Any, config: Mapping[str, Any]) -> Any:
-  """A config as the dataclass `kind`, which has a field for each section."""
+  """Turns a config into the dataclass `kind`, which has a field a section."""
   sections = {f.name: f.type for f in dataclasses.fields(kind)}
   return kind(**parse_sections(sections, config))
 
@@ -171,11 +164,7 @@ def parse(kind: Any, config: Mapping[str, Any]) -> Any:
 def parse_sections(
   sections: Mapping[str, Any], config: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The dataclass of each section of a config, by name.
-
-  Raises:
-    ValueError: a value out of range, or a key that is missing or unknown.
-  """
+  """Makes the dataclass of each section; ValueError: as make, or wrong keys."""
   if set(config) != set(sections):
     raise ValueError(
       f'config sections {sorted(config)}: want {sorted(sections)}; is it '
@@ -187,7 +176,7 @@ def parse_sections(
 
 
 def defaults(kind: Any) -> dict[str, Any]:
-  """The default values of a settings dataclass, as a section of a config."""
+  """Lists the defaults of a settings dataclass, as a section of a config."""
   return {f.name: f.default for f in dataclasses.fields(kind)}
 
 
@@ -218,6 +207,6 @@ def _help(field: dataclasses.Field) -> str:
 
 
 def first_line(error: BaseException) -> str:
-  """The kind of an error and the first line of its message, if it has one."""
+  """Says an error's kind and its message's first line, if it has one."""
   name, lines = type(error).__name__, str(error).splitlines()
   return f'{name}: {lines[0]}' if lines else name

@@ -1,7 +1,7 @@
 """Model calls over spans of tokens: slots, positions and mask; whole texts.
 
-In a chain of tokens the token at index i of its row lives in slot i and has
-position i. A row that must not write goes to slot S, where writes are dropped.
+In a chain the token at index i of its row lives in slot i and has position i. A
+row that must not write goes to slot S, where writes are dropped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +18,7 @@ NOWHERE = 1 << 30
 
 
 def open_cache(model: types.Model, params, rows: int, slots: int, source=None):
-  """A cache of no tokens; an encoder has read the types.Source into it.
-
-  ValueError: an encoder, and no source.
-  """
+  """Makes an empty cache; an encoder reads the source: ValueError if None."""
   if model.encode is not None and source is None:
     raise ValueError('the model has an encoder: every request needs a source')
   cache = model.init_cache(rows, slots)
@@ -47,20 +44,17 @@ def read(
   Worked example, slots=8, T=2, start_B=[3, 7]: row 0 writes slots 3 and 4 and
   sees 0..3 and 0..4; row 1 writes slot 7, and its second token nowhere.
 
-  Args:
-    start_B: index of the first one in its row; may be negative.
-    slots: S of the cache; nothing is written outside 0 <= slot < slots.
-    keep_BT: where false, nothing is written.
-    taps: layers whose residual streams are returned.
-    tree: of a window that is one, (depth_BN, sees_BTN): the depth of each of
-      its N tokens, and which of them those of this call attend to. Number n
-      lies in slot start_B + n, and has the position start_B + depth_BN[:, n].
-    begin: the number of the first token of this call.
-    part: `layers` and `residual_BTD`, to run a part of the model; see
-      types.Model.
+  start_B: the first one's index in its row; may be negative.
+  slots: the cache's S; nothing is written outside 0 <= slot < slots.
+  keep_BT: where false, nothing is written.
+  taps: layers whose residual streams are returned.
+  tree: for a window that is one, (depth_BN, sees_BTN): the depth of each of its
+    N tokens, and which of them this call's tokens attend to. Number n lies in
+    slot start_B + n, and has the position start_B + depth_BN[:, n].
+  begin: the number of this call's first token.
+  part: `layers` and `residual_BTD` (types.Model), to run a part of the model.
 
-  Returns:
-    (hidden_BTD, taps, cache), as types.Model.apply.
+  Returns (hidden_BTD, taps, cache), as types.Model.apply.
   """
   T = tokens_BT.shape[1]
   at_BT = start_B[:, None] + jnp.arange(begin, begin + T)[None]
@@ -88,10 +82,7 @@ def read(
 
 
 def _of_tree(depth_BN: Array, sees_BTN: Array, start_B: Array, slots: int):
-  """(positions_BN, at_BS, mask_BTS) of a window that is a tree; see read.
-
-  at_BS: the position of every slot. Those behind the window are not seen.
-  """
+  """Returns (positions_BN, at_BS, mask_BTS) of a tree window; see read."""
   N = depth_BN.shape[1]
   positions_BN = start_B[:, None] + depth_BN
   slot_1S = jnp.arange(slots)[None]
@@ -107,10 +98,7 @@ def _of_tree(depth_BN: Array, sees_BTN: Array, start_B: Array, slots: int):
 
 
 def compact(model, cache, first_B: Array, accepted_B: Array, path_BK: Array):
-  """The cache with the accepted nodes side by side; node 0 is in slot first_B.
-
-  Most paths lie so already, and cost nothing.
-  """
+  """Puts accepted nodes side by side in the cache; node 0 lies at first_B."""
   K = path_BK.shape[1]
   index_1K = jnp.arange(K)[None]
   moves_BK = index_1K < accepted_B[:, None]
@@ -127,10 +115,7 @@ def hidden(
   tokens_BT: Array,
   source: types.Source | None = None,
 ) -> Array:
-  """Teacher-forced hidden states of the tokens, in one pass: [B, T, D].
-
-  source: what an encoder reads; gradients reach it too.
-  """
+  """Computes teacher-forced states [B, T, D]; gradients reach `source` too."""
   B, T = tokens_BT.shape
   cache = open_cache(model, params, B, T, source)
   start_B = jnp.zeros((B,), jnp.int32)
@@ -138,12 +123,10 @@ def hidden(
 
 
 class Reading(NamedTuple):
-  """Prompts that a model is reading.
+  """Prompts that a model is reading; it has passed `at` tokens of every row.
 
-  at: how many tokens of every row it has passed.
-  cache: of the model.
-  features_BPE: what its taps have seen; with room for a last chunk to end past
-    L, where a clamped update would shift it. None without taps.
+  features_BPE: what its taps saw, None without; has room for a last chunk to
+    end past L, where a clamped update would shift it.
   """
 
   at: Array
@@ -151,7 +134,7 @@ class Reading(NamedTuple):
   features_BPE: Array | None = None
 
   def features_BLE(self, tokens_BL: Array) -> Array | None:
-    """Features of these prompts."""
+    """Cuts the features to these prompts."""
     found = self.features_BPE
     return None if found is None else found[:, : tokens_BL.shape[1]]
 
@@ -159,7 +142,7 @@ class Reading(NamedTuple):
 def opened(
   model, params, tokens_BL: Array, cache, chunk: int, taps: tuple[int, ...]
 ) -> Reading:
-  """Nothing is read yet; arguments as of prefill."""
+  """Begins a Reading; nothing is read yet. Arguments as for prefill."""
   if not taps:
     return Reading(jnp.int32(0), cache)
   B, L = tokens_BL.shape
@@ -172,7 +155,7 @@ def opened(
 def resumed(
   at: Array, cache, features_BLE: Array | None, chunk: int
 ) -> Reading:
-  """The first `at` tokens of every row are read, into this cache."""
+  """Begins a Reading whose cache has the first `at` tokens of every row."""
   if features_BLE is None:
     return Reading(at, cache)
   return Reading(at, cache, jnp.pad(features_BLE, ((0, 0), (0, chunk), (0, 0))))
@@ -207,7 +190,7 @@ def read_on(
 
 
 def _piece(model, params, tokens_BL, count_B, chunk: int, taps):
-  """(start, cache) -> what `read` returns for a chunk of prompts."""
+  """Makes (start, cache) -> what `read` returns for a chunk of prompts."""
   B, L = tokens_BL.shape
 
   def piece(start, cache):
@@ -239,13 +222,10 @@ def prefill(
   """Reads the first count_B tokens of every row, `chunk` at a time.
 
   The number of chunks is traced: prompts of every length share one program.
-  The head is never applied.
+  Never applies the head. Returns (cache, features_BLE), None without taps.
 
-  model: or a function of a chunk's indices [T] that makes it, for one that
-    reads more than tokens (models.eagle).
-  cache: of the model, with a slot for each token.
-
-  Returns (cache, features_BLE), features None without taps.
+  model: or a function that makes it from a chunk's indices [T], for one that
+    reads more than tokens (models.eagle). cache: a slot for each token.
   """
   prompt = model, params, tokens_BL
   reading = opened(*prompt, cache, chunk, taps)
@@ -266,18 +246,13 @@ def score(
   """Reads a text teacher-forced and computes numbers about its tokens.
 
   Called inside a jit, `chunk` tokens at a time: logits [B, L, V] are not held.
+  Returns float32 [B, L], with garbage before begin_B and at or past end_B.
 
-  Args:
-    tokens_BL: the texts, prompts included.
-    begin_B: the first token of each text that numbers are wanted of; of a chunk
-      before all of them no logits are computed.
-    end_B: where each text ends.
-    columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at
-      index_T, from the logits with which each reader predicts them.
-
-  Returns:
-    The arrays of columns as float32 [B, L]. Indices before begin_B and at or
-    past end_B hold garbage.
+  tokens_BL: the texts, prompts included; they end at end_B.
+  begin_B: the first token of each text that numbers are wanted for; a chunk
+    before all of them computes no logits.
+  columns: (index_T, *logits_BTV) -> arrays [B, T] about the tokens at index_T,
+    from the logits with which each reader predicts them.
   """
   B, L = tokens_BL.shape
 
@@ -312,11 +287,11 @@ def score(
 
 
 def once(flag: Array, function, carry):
-  """function(carry) if flag, else carry; function keeps its structure.
+  """Returns function(carry) if flag, else carry; function keeps its structure.
 
-  A loop of at most one turn, not lax.cond: XLA CPU copies every cache into and
-  out of a conditional (3.6 ms a window for SmolLM2-135M), while loops update
-  them in place.
+  A loop with at most one turn, not lax.cond: XLA CPU copies every cache into
+  and out of a conditional (3.6 ms a window for SmolLM2-135M), while loops
+  update them in place.
   """
   return jax.lax.while_loop(
     lambda turn: turn[0],
@@ -326,16 +301,13 @@ def once(flag: Array, function, carry):
 
 
 def blank(function, *args):
-  """Zeros of the shapes that function(*args) returns."""
+  """Makes zeros in the shapes that function(*args) returns."""
   shapes = jax.eval_shape(function, *args)
   return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
 
 def _by_chunks(body, carry, chunk: int, end: Array, start: Array | int = 0):
-  """carry = body(start, carry) for start, start + chunk, ... below end.
-
-  Returns (the next start, carry).
-  """
+  """Runs carry = body(start, carry) by chunks below end; -> (start, carry)."""
   return jax.lax.while_loop(
     lambda started: started[0] < end,
     lambda started: (started[0] + chunk, body(*started)),
@@ -349,10 +321,10 @@ def _put(old_BPX: Array, new_BTX: Array, start: Array) -> Array:
 
 
 def at(x_BL: Array, index_T: Array) -> Array:
-  """Columns of x_BL, [B, T]; past its end the last one."""
+  """Picks columns of x_BL, [B, T]; past its end the last one."""
   return x_BL.at[:, index_T].get(mode='clip')
 
 
 def concat(tapped: tuple[Array, ...]) -> Array:
-  """Taps [B, T, D] each -> features [B, T, E]."""
+  """Joins taps, [B, T, D] each, into features [B, T, E]."""
   return jnp.concatenate(tapped, -1)

@@ -1,7 +1,7 @@
-"""Several processes of one job: how they meet, and what they tell each other.
+"""Several processes in one job: how they meet, and what they tell each other.
 
 All run the same program on the same requests. `put` and `fetch` move arrays
-between their hosts and a mesh that spans them; `from_first` gives all what only
+between hosts and a mesh that spans them; `from_first` gives all what only
 process 0 can know.
 """
 
@@ -36,15 +36,13 @@ T = TypeVar('T')
 
 @contextlib.contextmanager
 def job(given: str, works: bool) -> Iterator[None]:
-  """Joins the processes of a job, if there are several, while a program runs.
+  """Joins a job's processes, if there are several, while a program runs.
 
   Only process 0 has a stdout. One that fails ends, whatever the others do.
+  given: as for join. works: the program works in several processes.
 
-  given: as for join. works: whether the program works in several processes.
-
-  Raises:
-    ValueError: as join; several, of a program that does not work in them; one
-      that was started in another way than process 0.
+  Raises ValueError as join; for several, if the program does not work in them;
+  for one that was started in another way than process 0.
   """
   if given != 'auto':
     faulthandler.disable()  # JAX's word on one that is gone should be the last
@@ -92,20 +90,16 @@ def _check_alike(works: bool) -> None:
 
 
 def join(given: str) -> bool:
-  """Makes this process one of a job, before JAX touches a device.
+  """Joins this process to a job, before JAX touches a device.
 
-  If one then dies, or does not answer for some seconds, JAX ends all others and
-  says which it was.
+  Returns whether there are several. If one then dies, or does not answer for
+  some seconds, JAX ends all others and says which it was.
 
   given: 'off'; 'ADDRESS,N,I': process I of N, of which process 0 listens at
     ADDRESS (host:port); 'auto': as a TPU pod, srun or mpirun has set it up,
     found without a network where there is none of those.
 
-  Returns:
-    Whether there are several processes.
-
-  Raises:
-    ValueError: another form; the processes did not meet.
+  Raises ValueError for another form, or if the processes did not meet.
   """
   if given == 'off' or (given == 'auto' and not _in_cluster()):
     return False
@@ -150,7 +144,7 @@ def _end_late(given: str) -> None:
 
 
 def _place(given: str) -> tuple[str, int, int]:
-  """(address, processes, number of this one) of ADDRESS,N,I."""
+  """Splits ADDRESS,N,I into (address, processes, this one's number)."""
   match given.rsplit(',', 2):
     case [address, count, index] if count.isdecimal() and index.isdecimal():
       host, _, port = address.rpartition(':')
@@ -163,24 +157,24 @@ def _place(given: str) -> tuple[str, int, int]:
 
 
 def _in_cluster() -> bool:
-  """Whether this may be one of several processes; asks no network."""
+  """Tells whether this may be one of several processes; asks no network."""
   counts = ('SLURM_STEP_NUM_TASKS', 'OMPI_COMM_WORLD_SIZE')
   return any(int(os.environ.get(x) or 1) > 1 for x in counts) or has_tpu()
 
 
 def has_tpu() -> bool:
-  """Whether JAX will find a TPU here; touches no device and no network."""
+  """Tells whether JAX will find a TPU; touches no device and no network."""
   return _has('tpu', '/dev/accel*', '/dev/vfio/[0-9]*', plugins=('libtpu',))
 
 
 def has_gpu() -> bool:
-  """Whether JAX will find an NVIDIA GPU here; touches no device."""
+  """Tells whether JAX will find an NVIDIA GPU; touches no device."""
   plugins = 'jax_cuda13_plugin', 'jax_cuda12_plugin'
   return _has('cuda,gpu', '/dev/nvidia[0-9]*', plugins=plugins)
 
 
 def _has(platforms: str, *devices: str, plugins: tuple[str, ...]) -> bool:
-  """Whether one of the platforms is wanted, and has a device and a plugin."""
+  """Tells whether a platform is wanted, and has a device and a plugin."""
   wanted = os.environ.get('JAX_PLATFORMS') or platforms
   return (
     bool({*wanted.split(',')} & {*platforms.split(',')})
@@ -193,12 +187,12 @@ def _has(platforms: str, *devices: str, plugins: tuple[str, ...]) -> bool:
 
 
 def is_first() -> bool:
-  """Whether this is process 0, which alone prints and writes results."""
+  """Tells whether this is process 0, which alone prints and writes results."""
   return jax.process_index() == 0
 
 
 def put(tree: Any, where: jax.sharding.Sharding | None) -> Any:
-  """Arrays on devices of all; those of the host are the same in all of them."""
+  """Puts arrays on the devices of all; a host array is the same in all."""
   if where is None or where.is_fully_addressable:
     return jax.device_put(tree, where)
 
@@ -212,7 +206,7 @@ def put(tree: Any, where: jax.sharding.Sharding | None) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-  """The arrays of a tree on the host of every process; all have to call it."""
+  """Copies arrays to the host of every process; all have to call it."""
 
   def one(x):
     spread = isinstance(x, jax.Array) and not (
@@ -224,10 +218,7 @@ def fetch(tree: Any) -> Any:
 
 
 def from_first(make: Callable[[], T]) -> T:
-  """The result of make(), or the ValueError that it raises, in process 0.
-
-  The others do not call it. All have to call this.
-  """
+  """Shares process 0's make(), or its ValueError; all have to call this."""
   if jax.process_count() == 1:
     return make()
   content, error = b'', None
@@ -248,14 +239,14 @@ def from_first(make: Callable[[], T]) -> T:
 
 
 def anywhere(flags: Any) -> Any:
-  """Which flags are true in any process; all have to call it."""
+  """Tells which flags are true in any process; all have to call it."""
   if jax.process_count() == 1:
     return flags
   return multihost_utils.process_allgather(np.asarray(flags)).any(0)
 
 
 def differing(text: str) -> int | None:
-  """The first process whose text is not that of process 0; None if all are."""
+  """Finds the first process whose text is not process 0's; None: no such."""
   same = from_first(lambda: text) == text
   every_P = multihost_utils.process_allgather(np.array(same))
   return None if every_P.all() else int(np.argmin(every_P))

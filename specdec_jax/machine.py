@@ -28,7 +28,7 @@ _VECTORS = {
 
 
 def describe() -> dict[str, Any]:
-  """Names of the hardware and versions of the software."""
+  """Names the hardware and the versions of the software."""
   device = jax.devices()[0]
   head, dirty = commit()
   version = importlib.metadata.version
@@ -50,7 +50,7 @@ def describe() -> dict[str, Any]:
 
 
 def commit(*paths: str) -> tuple[str, bool]:
-  """The commit of this code, and whether files have changed since.
+  """Finds this code's commit, and whether files have changed since.
 
   paths: git pathspecs, from the root: the last commit that changed one of them.
   """
@@ -60,12 +60,12 @@ def commit(*paths: str) -> tuple[str, bool]:
 
 
 def made_by(commit: str, changed: bool) -> str:
-  """The two values of `commit` as pages print them."""
+  """Says the two values from `commit` as pages print them."""
   return f'Commit {commit[:12]}{" with changes" if changed else ""}'
 
 
 def matmul_flops(dtype: str) -> float:
-  """Floating-point operations a second of one device in a large matmul."""
+  """Measures one device's floating-point operations/s in a large matmul."""
   size = 1024 if jax.default_backend() == 'cpu' else 8192
   x = filled((size, size), dtype)
   fastest = max(repeated(functools.partial(read, matvec, x, x)))
@@ -73,7 +73,7 @@ def matmul_flops(dtype: str) -> float:
 
 
 def read(program, *args) -> float:
-  """Gigabytes a second of one call, which reads the last of args.
+  """Measures one call, which reads the last of args, in GB/s.
 
   On an accelerator TURNS times, for a call takes 0.1 ms to begin and to end.
   """
@@ -97,7 +97,7 @@ def _turns(program, first, *rest):
 
 
 def repeated(read: Read) -> list[float]:
-  """GB/s of each call, over at least 5 calls and 0.4 seconds in all."""
+  """Measures each call's GB/s, over at least 5 calls and 0.4 seconds in all."""
   read()
   found: list[float] = []
   start = time.monotonic()
@@ -118,7 +118,7 @@ def filled(shape, dtype):
 
 
 def _cpu_name(path: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
-  """'AMD EPYC (AVX2)': two of one name may differ in what kernels can use."""
+  """Says 'AMD EPYC (AVX2)': two of one name may differ in usable kernels."""
   try:
     text = path.read_text()
   except OSError:

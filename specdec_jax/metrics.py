@@ -1,4 +1,4 @@
-"""All metrics: definitions and computation, here only.
+"""Defines and computes all metrics, here only.
 
 Names are the field's; where a name has several meanings there, the formula is
 spelled out. Prefill is never a target call. All counts are exact.
@@ -14,19 +14,18 @@ from specdec_jax import types
 
 
 def rows(info: types.Info, pick=slice(None)) -> types.Info:
-  """Info of some rows, on the host."""
+  """Picks the Info of some rows, on the host."""
   return jax.tree.map(lambda x: np.asarray(x)[pick], info)
 
 
 def join(outputs: Sequence[Any]) -> types.Info:
-  """Several decode.Output, or requests.Ended, as one, rows side by side."""
+  """Joins several decode.Output, or requests.Ended: rows side by side."""
   host = [rows(output.info) for output in outputs]
   return jax.tree.map(lambda *x: np.concatenate(x), *host)
 
 
 def windows(info: types.Info) -> tuple[np.ndarray, np.ndarray]:
-  """(widths_N, second_N): windows of a batch that began together, of the row
-  that lived longest."""
+  """Returns (widths_N, second_N): windows of a batch that began together."""
   row = np.argmax(info.calls_B)
   return np.asarray(info.widths_BN)[row], np.asarray(info.second_BN)[row]
 
@@ -39,8 +38,8 @@ class Summary(NamedTuple):
 
   emitted_tokens: tokens after the prompts.
   target_calls: windows verified, added over rows.
-  drafted_tokens, accepted_tokens: draft tokens proposed, of a tree one for each
-    of its levels, and those emitted.
+  drafted_tokens, accepted_tokens: draft tokens proposed, in a tree one for each
+    level, and those emitted.
   block_efficiency: emitted_tokens / target_calls; includes the recovered or
     bonus token, and windows cut by EOS or length (= mean acceptance length of
     vLLM, tau of EAGLE, accept length of SGLang).
@@ -52,12 +51,11 @@ class Summary(NamedTuple):
     every offset before k.
   proposal_rate: share of windows that proposed anything.
   accepted_histogram: windows by drafts accepted.
-  proposed_per_position: windows that proposed offset k.
-  tried_per_position: those of them that accepted every offset before k.
-  accepted_per_position: those of them that accepted offset k too.
-  accepted_by_width: of trees, accepted_per_position without nodes behind the
-    first, the first two, ... of each level; of the likeliest nodes, of all.
-  sourced_tokens, accepted_sourced_tokens: drafted_tokens and accepted_tokens of
+  proposed_per_position: windows that proposed offset k. tried_per_position: ...
+    and accepted every offset before k. accepted_per_position: ... and k too.
+  accepted_by_width: for trees, accepted_per_position without nodes behind the
+    first, the first two, ... in each level; of the likeliest nodes, among all.
+  sourced_tokens, accepted_sourced_tokens: drafted_tokens and accepted_tokens in
     windows that lookup found in a source or a prediction.
   """
 
@@ -80,12 +78,12 @@ class Summary(NamedTuple):
 
 
 def emitted(info: types.Info) -> int:
-  """Tokens after the prompts, of all rows."""
+  """Counts tokens after the prompts, over all rows."""
   return int((np.asarray(info.origin_BL) != types.PROMPT).sum())
 
 
 def summary(info: types.Info) -> Summary:
-  """The Summary of all rows of an Info."""
+  """Summarises all rows of an Info."""
   counts = lambda x_BK: [int(n) for n in np.asarray(x_BK, np.int64).sum(0)]
   tokens = emitted(info)
   calls = int(np.asarray(info.calls_B, np.int64).sum())
@@ -122,7 +120,7 @@ def ratio(numerator: float, denominator: float) -> float | None:
 
 
 def repeated_ngrams(texts: Sequence[Sequence[int]], n: int = 8) -> float | None:
-  """Share of n-grams that occurred before in the same text; high in loops."""
+  """Computes the share of n-grams seen before in their text; high in loops."""
   found = repeated = 0
   for text in texts:
     grams = [tuple(text[i : i + n]) for i in range(len(text) - n + 1)]

@@ -1,7 +1,6 @@
 """Rows that decode together and are refilled: none waits for the longest.
 
-A request's tokens depend neither on when it was given a row, nor on which, nor
-on its neighbours: the certificate's promise `pool`.
+A request's row, time and neighbours never change its tokens: promise `pool`.
 """
 
 import collections
@@ -25,9 +24,8 @@ _ANY = np.iinfo(np.int32).max
 class _Refill(NamedTuple):
   """Requests whose prompts are being read.
 
-  rows: of the pool, which they are given; past its end if they are cancelled.
-  request: theirs, placed. lengths_B: of the prompts, on the host.
-  at, reading: how much is read, known on the host, and the forward.Reading.
+  rows: the pool's, which they are given; past its end if they are cancelled.
+  lengths_B: of the prompts, on the host. at: how much is read, on the host.
   """
 
   rows: dict[Hashable, int]
@@ -40,13 +38,12 @@ class _Refill(NamedTuple):
 class Pool:
   """Rows that decode together, each with a request of its own.
 
-  A request is known by its ticket, which is anything that can be hashed. In a
-  job of several processes all make the same calls.
+  A request is known by its ticket, anything that can be hashed. In a job with
+  several processes all make the same calls.
 
-  rows: how many there are.
-  widths: those that a window may be of, ascending.
-  part: those that one refill reads, at most.
-  cached_tokens: of prompts, that were not read, since their row had them.
+  widths: how many rows a window may decode, ascending.
+  part: the most rows that one refill reads.
+  cached_tokens: prompt tokens that were not read, since their row had them.
   """
 
   def __init__(
@@ -63,23 +60,18 @@ class Pool:
   ):
     """Compiles nothing yet.
 
-    Args:
-      loop: what decodes.
-      weights: of target and drafter.
-      layout: of the target on its mesh, or None.
-      rows: rounded up on a mesh, whose data axis divides them. Off a mesh it
-        may list widths, such as (1, 8): of 8 rows, a window decodes 1 while one
-        request runs. Where logits depend on how many tokens are read together,
-        they then depend on the neighbours.
-      length: tokens of a row: prompt, output and the drafter's gamma.
-      sources: room for the ids of a source or a prediction; 0 for a target
-        without an encoder that is given no predictions.
-      stops: room for the stop ids of a row.
-      prefix_caching: a prompt that begins with the tokens of a free row goes on
-        in that row, as a chat does; the drafter's features are kept for it.
-        Where logits depend on how many tokens are read together, they then
-        depend on earlier requests. Not on a mesh, nor with an encoder. Prompts
-        are read one by one: none waits for a longer one.
+    rows: rounded up on a mesh, whose data axis divides them. Off a mesh it may
+      list widths, such as (1, 8): with 8 rows, a window decodes 1 while one
+      request runs. Where logits depend on how many tokens are read together,
+      they then depend on the neighbours.
+    length: tokens in a row: prompt, output and the drafter's gamma.
+    sources: room for the ids of a source or a prediction; 0 for a target
+      without an encoder that is given no predictions. stops: room for stop ids.
+    prefix_caching: a prompt that begins with the tokens of a free row goes on
+      in that row, as a chat does; the drafter's features are kept for it. Where
+      logits depend on how many tokens are read together, they then depend on
+      earlier requests. Not on a mesh, nor with an encoder. Prompts are read one
+      by one: none waits for a longer one.
     """
     self._caching = prefix_caching and not (loop.target.encode or layout)
     self._features = self._caching and bool(loop.drafter.taps)
@@ -108,7 +100,7 @@ class Pool:
 
   @classmethod
   def of(cls, engine: Any, **sizes) -> 'Pool':
-    """A pool of a build.Engine; sizes: rows, length, sources, stops."""
+    """Makes an engine's pool; sizes: rows, length, sources, stops."""
     layout = engine.target.layout
     return cls(engine.loop, engine.weights, layout, **sizes)
 
@@ -124,7 +116,7 @@ class Pool:
 
   @property
   def ended(self) -> list[Any]:
-    """Tickets of rows that have ended and are not taken."""
+    """Tickets whose rows have ended and are not taken."""
     return [x for x, row in self._row.items() if not self._live_B[row]]
 
   def begin(
@@ -136,11 +128,9 @@ class Pool:
   ) -> None:
     """Gives requests to free rows, and reads their prompts.
 
-    Args:
-      tickets: one a request, in no other row.
-      items: prompts, at most `part`, and no more than rows are free.
-      wanted: what is asked of each.
-      most: chunks to read now; `advance` reads the others. None: all.
+    tickets: one a request, in no other row.
+    items: prompts, at most `part`, and no more than rows are free.
+    most: chunks to read now; `advance` reads the others. None: all.
     """
     count = len(items)
     assert len({*tickets} - self._row.keys()) == count <= self.free, tickets
@@ -167,13 +157,13 @@ class Pool:
     self._read_on(refill, most)
 
   def _unused(self) -> list[int]:
-    """Rows without a request: those that have nothing, then the oldest."""
+    """Lists rows without a request: those with nothing, then the oldest."""
     used = [*self._row.values(), *self._past]
     used += [row for x in self._refills for row in x.rows.values()]
     return [*sorted({*range(self.rows)} - {*used}), *self._past]
 
   def _cached(self, tokens: Sequence[int]) -> tuple[int, int]:
-    """How many first tokens of a prompt a free row has, and which row."""
+    """Finds how many first tokens of a prompt a free row has, and which row."""
     # The last token of a prompt, as of a text, is not in the cache. Of lists
     # commonprefix finds the elements that they share.
     own = [*tokens[:-1]]
@@ -224,11 +214,10 @@ class Pool:
     return jnp.zeros((self.rows, *x.shape[1:]), x.dtype, device=where)
 
   def advance(self, most: int | None = None) -> list[Any]:
-    """Decodes in one call until a row ends; the tickets of those that have.
+    """Decodes in one call until a row ends; returns the tickets that ended.
 
-    First a chunk of prompts is read: those of one `begin`, which take turns.
-
-    most: windows after which it returns anyhow; 1 while prompts are read.
+    First reads a chunk of one `begin`'s prompts; several take turns. Returns
+    after `most` windows anyhow: 1 while prompts are read.
     """
     if self._refills:
       self._read_on(self._refills.popleft(), 1)
@@ -245,8 +234,8 @@ class Pool:
   def _narrow(self) -> None:
     """Takes the rows that have requests from all, where they are few.
 
-    As long as the same have: that copies their caches. A row that is given a
-    request puts the others back: see _start.
+    Keeps them while the same have: taking copies their caches. A row that is
+    given a request puts the others back: see _start.
     """
     used = {*self._row.values()}
     width = next(x for x in self.widths if x >= len(used))
@@ -259,14 +248,14 @@ class Pool:
       self._held, self._all = _rows(held, np.array(self._at)), held
 
   def _whole(self) -> Any:
-    """decode.Request, State and Info of all rows."""
+    """Returns decode.Request, State and Info for all rows."""
     if self._all is not None:
       self._held = self._put(self._all, self._held, np.array(self._at))
       self._at, self._all = [*range(self.rows)], None
     return self._held
 
   def news(self) -> dict[Any, tuple[Any, ...]]:
-    """By ticket, what is new since the last call: arguments of Reader.piece."""
+    """Returns, by ticket, what is new since the last call, for Reader.piece."""
     if self._held is None:
       return {}
     _, state, info = self._held
@@ -286,10 +275,8 @@ class Pool:
   def read(self, function: Callable, tickets: Sequence[Hashable]) -> Any:
     """Calls a jitted function on at most `part` rows; its result, on the host.
 
-    Args:
-      function: of weights, decode.Request, State and Info of all rows, and the
-        indices of the wanted ones; what it returns has as many rows.
-      tickets: of the wanted ones.
+    function: takes weights, decode.Request, State and Info of all rows, and the
+      indices of the wanted ones; what it returns has as many rows.
     """
     rows = [self._row[x] for x in tickets]
     # As many as a part has: any will do where fewer are wanted.
@@ -298,7 +285,7 @@ class Pool:
     return jax.tree.map(lambda x: x[: len(rows)], hosts.fetch(found))
 
   def take(self, tickets: Sequence[Hashable]) -> list[requests.Ended]:
-    """The requests of rows, as far as they are decoded; frees the rows."""
+    """Returns requests as far as they are decoded; frees their rows."""
     done = []
     for i in range(0, len(tickets), self.part):
       some = tickets[i : i + self.part]
@@ -322,11 +309,7 @@ class Pool:
   def answers(
     self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]
   ) -> Iterator[tuple[Any, requests.Ended]]:
-    """Answers what waits; yields tickets and their requests as they end.
-
-    waiting: (ticket, prompt, what is asked of it); what is appended between two
-      answers is answered too.
-    """
+    """Answers what waits, or is appended meanwhile; yields each as it ends."""
     while waiting or self.busy:
       self.refill(waiting)
       done = self.advance()
@@ -349,7 +332,7 @@ class Pool:
 
 @jax.jit
 def _outputs(weights, request, state, info, where_B):
-  """Request and Output of some rows."""
+  """Picks the Request and Output of some rows."""
   out = decode.Output(state.tokens_BL, state.lengths_B, info)
   return _rows((request, out), where_B)
 
@@ -359,11 +342,11 @@ _resumed = jax.jit(forward.resumed, static_argnums=3, donate_argnums=1)
 
 @jax.jit
 def _rows(tree, where_B):
-  """Some rows of every leaf."""
+  """Picks some rows in every leaf."""
   return jax.tree.map(lambda x: x[where_B], tree)
 
 
 def _put(held, began, where_B):
-  """Replaces rows; those past the end are dropped."""
+  """Replaces rows; drops those past the end."""
   put = lambda old, new: old.at[where_B].set(new, mode='drop')
   return jax.tree.map(put, held, began)

@@ -16,14 +16,14 @@ from specdec_jax import hosts
 
 
 def console(width: int = 120) -> rich.console.Console:
-  """A rich console on stdout; `width` columns in a pipe, which has no width."""
+  """Opens a rich console on stdout; `width` columns in a pipe."""
   # 120 hold every table.
   columns = None if sys.stdout.isatty() else width
   return rich.console.Console(width=columns, highlight=False, emoji=False)
 
 
 def progress_console() -> rich.console.Console:
-  """A rich console on stderr, which says nothing but in process 0."""
+  """Opens a rich console on stderr, which says nothing but in process 0."""
   # Of one process, is_first would start JAX's devices.
   quiet = jax.distributed.is_initialized() and not hosts.is_first()
   return rich.console.Console(stderr=True, quiet=quiet, emoji=False)
@@ -63,7 +63,7 @@ def progress(description: str, total: int, done: int = 0) -> Iterator[Any]:
 def track(
   items: Iterable, description: str, total: int | None = None
 ) -> Iterable:
-  """Iterates with progress; `total` is of items that have no length."""
+  """Iterates with progress; give `total` for items that have no length."""
   if total is None:
     total = len(items := list(items))
   with progress(description, total) as advance:
@@ -73,7 +73,7 @@ def track(
 
 
 def time_text(seconds: float) -> str:
-  """'40 s', '2 min 05 s' or '3 h 20 min'."""
+  """Says '40 s', '2 min 05 s' or '3 h 20 min'."""
   seconds = round(seconds)
   if seconds < 60:
     return f'{seconds} s'
@@ -83,10 +83,9 @@ def time_text(seconds: float) -> str:
 
 
 def compact(document: Any) -> str:
-  """A document as one line of JSON.
+  """Writes a document as one line of JSON.
 
-  Floats are rounded to six significant digits; NaN and infinity become null. A
-  NamedTuple becomes an object with its fields as keys.
+  Floats keep six digits; NaN and infinity become null, a NamedTuple an object.
   """
 
   def clean(x):

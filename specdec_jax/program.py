@@ -36,7 +36,7 @@ _made: list[pathlib.Path] = []
 
 
 def elapsed() -> float:
-  """Seconds since the process began."""
+  """Returns the seconds since the process began."""
   return time.monotonic() - _STARTED
 
 
@@ -47,10 +47,8 @@ def set_xla_flags(*, trains: bool = False) -> None:
   Flags for other regressions belong here too; none is known for TPUs.
 
   trains: for large products, which XLA's own CPU kernels compute on one core
-    each, and its others on all.
-
-  Raises:
-    ValueError: a flag with which texts on this GPU are wrong.
+    each, and its others on all. Raises ValueError for a flag with which texts
+    on this GPU are wrong.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   if _LOOPS.search(flags) and hosts_lib.has_gpu():
@@ -71,10 +69,7 @@ def set_xla_flags(*, trains: bool = False) -> None:
 def config_flag(
   default: str, *, keys: str = 'configs/default.py'
 ) -> flags.FlagHolder:
-  """Defines --config=FILE[:ARGUMENT] and --config.SECTION.KEY=VALUE.
-
-  keys: the file that lists the keys, for --help.
-  """
+  """Defines --config; its --help names `keys`, the file that lists its keys."""
   about = (
     f'FILE or FILE:ARGUMENT, as in FILE:tiny; its keys, listed in {keys}, '
     'which says where they are explained, are changed by '
@@ -94,8 +89,8 @@ def launch(
 
   positional: run takes the list of arguments that are not flags, which are
     refused without it.
-  hosts: run works in several processes. Then all of them call it;
-    hosts.from_first and hosts.fetch keep them together.
+  hosts: run works in several processes. Then all call it; hosts.from_first and
+    hosts.fetch keep them together.
   """
   flags.DEFINE_string(
     'distributed',
@@ -124,8 +119,7 @@ def launch(
 
 
 def keep_programs(workdir: str) -> None:
-  """On a TPU or GPU, keeps what it compiles in a workdir, if nothing else is
-  set."""
+  """Keeps what a TPU or GPU compiles in a workdir, if nothing else is set."""
   known = jax.config.jax_compilation_cache_dir  # pyright: ignore
   slow = hosts_lib.has_tpu() or hosts_lib.has_gpu()  # to compile
   if workdir and not known and slow:
@@ -134,12 +128,9 @@ def keep_programs(workdir: str) -> None:
 
 
 def open_workdir(path: str) -> pathlib.Path | None:
-  """The folder for results, created if missing; None for an empty path.
+  """Creates the folder for results; None for ''. ValueError: not writable.
 
   What it creates is removed if the program then refuses and left it empty.
-
-  Raises:
-    ValueError: the folder is not writable.
   """
   if not path:
     return None
@@ -159,10 +150,9 @@ def open_workdir(path: str) -> pathlib.Path | None:
 
 @contextlib.contextmanager
 def interrupts() -> Iterator[list[int]]:
-  """A list that gets the first SIGINT (Ctrl-C) or SIGTERM.
+  """Yields a list that gets the first SIGINT (Ctrl-C) or SIGTERM.
 
-  That one does not end the process: a loop must check the list. The second one
-  acts as usual.
+  The first does not end the process: a loop must check the list. A second does.
   """
   caught: list[int] = []
 
@@ -188,10 +178,7 @@ def interrupts() -> Iterator[list[int]]:
 
 
 def _check_config(path: str) -> None:
-  """Refuses a config that is not there, or lacks a --config.KEY.
-
-  path: of the config, unless --config names another.
-  """
+  """Refuses a config, `path` or --config's, that is missing or lacks a key."""
   options = sys.argv[1:]
   for option, following in itertools.pairwise([*options, '']):
     if given := re.fullmatch('--?config(=.*)?', option):
@@ -218,7 +205,7 @@ def _check_config(path: str) -> None:
 
 
 def _parse(argv: list[str]) -> list[str]:
-  """Reads the flags; the arguments that are left."""
+  """Reads the flags; returns the arguments that are left."""
   try:
     return flags.FLAGS(argv)
   except (flags.Error, ValueError) as error:
@@ -259,7 +246,7 @@ def surroundings(error: ValueError | OSError) -> str:
 
 
 def _named() -> list[str]:
-  """The texts of flags and settings, and the folders of the environment."""
+  """Lists the texts of flags and settings, and folders of the environment."""
   given = flags.FLAGS.flag_values_dict().values()
   plain = [x.to_dict() if hasattr(x, 'to_dict') else x for x in given]
   caches = ('SPECDEC_JAX_CACHE', 'XDG_CACHE_HOME', 'HF_HOME', 'TMPDIR')

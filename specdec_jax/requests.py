@@ -1,4 +1,4 @@
-"""Prompts to arrays of fixed shapes, and back; the checks that come before."""
+"""Turns prompts to arrays of fixed shapes, and back; checks them before."""
 
 import bisect
 import operator
@@ -24,7 +24,7 @@ _STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
 
 
 def bucket(length: int) -> int:
-  """The shortest buffer length of the table that holds `length` tokens."""
+  """Finds the table's shortest buffer length that holds `length` tokens."""
   if length <= _STEPS[-1]:
     return _STEPS[bisect.bisect_left(_STEPS, length)]
   return -(-length // 512) * 512
@@ -33,13 +33,12 @@ def bucket(length: int) -> int:
 class Item(NamedTuple):
   """A prompt as it is decoded.
 
-  tokens: its ids, at least one; of an encoder-decoder, what its decoder begins
-    with.
+  tokens: at least one id; for an encoder-decoder, what its decoder begins with.
   number: the request number that keys its randomness, 0 to 2**32 - 1.
   id, category: what reports call it and group it by.
   source: the ids that an encoder reads; () without one.
   prediction: ids that the answer may repeat, which lookup searches and no model
-    reads; of a target without an encoder.
+    reads; for a target without an encoder.
   """
 
   tokens: Sequence[int]
@@ -51,16 +50,14 @@ class Item(NamedTuple):
 
 
 def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
-  """A user's prompt as an item; an encoder reads it, and its end, as a source.
+  """Makes an item of a user's prompt; for an encoder a source, with its end.
 
-  Args:
-    model: an io.load.LanguageModel.
-    prompt, chat: see encode; a source is never a chat.
-    most: tokens that are kept, the last ones of a prompt, of a source the first
-      ones and its end; 0: all.
+  model: an io.load.LanguageModel.
+  prompt, chat: see encode; a source is never a chat.
+  most: tokens that are kept, the last ones of a prompt, the first ones of a
+    source and its end; 0: all.
 
-  Raises:
-    ValueError: see encode; a source without tokens, or in messages.
+  Raises ValueError as encode; for a source without tokens, or in messages.
   """
   chat = chat and model.start is None
   if model.start is not None and is_chat(prompt):
@@ -79,14 +76,14 @@ def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
 def items(
   prompts: Iterable[Sequence[int]], numbers: Iterable[int] | None = None
 ) -> list[Item]:
-  """Prompts as items; numbers default to the index."""
+  """Makes items of prompts; numbers default to the index."""
   if numbers is None:
     return [Item(tokens, i) for i, tokens in enumerate(prompts)]
   return [Item(x, int(i)) for x, i in zip(prompts, numbers, strict=True)]
 
 
 def listed(x: Any) -> list[Any] | None:
-  """The elements of a list or an array; None of what only iterates as one."""
+  """Lists the elements of a list or an array; None: it only iterates as one."""
   other = str | bytes | bytearray | Mapping
   iterates = isinstance(x, Iterable) and getattr(x, 'ndim', 1)
   return list(x) if iterates and not isinstance(x, other) else None
@@ -97,22 +94,19 @@ def is_id(x: Any) -> bool:
 
 
 def is_chat(prompt: Any) -> bool:
-  """Whether a prompt is a conversation, in messages."""
+  """Tells whether a prompt is a conversation, in messages."""
   several = isinstance(prompt, Sequence)  # an iterator would be used up
   return several and any(isinstance(x, Mapping) for x in prompt)
 
 
 def encode(tokenizer, prompt: Any, *, chat: bool) -> list[int]:
-  """Token ids of a prompt; ids are passed through.
+  """Turns a prompt into ids of an io.tokenizer.Tokenizer; ids pass through.
 
-  Args:
-    tokenizer: an io.tokenizer.Tokenizer.
-    prompt: a text, token ids, or a conversation, which goes through the chat
-      template: a list of messages, dicts with 'role' and 'content'.
-    chat: put a text through the template too, as a user's turn.
+  prompt: a text, token ids, or a conversation, which goes through the chat
+    template: a list of messages, dicts with 'role' and 'content'.
+  chat: put a text through the template too, as a user's turn.
 
-  Raises:
-    ValueError: an empty text, or something that is none of these.
+  Raises ValueError for an empty text, or something that is none of these.
   """
   if isinstance(prompt, str):
     if not prompt:
@@ -139,19 +133,17 @@ def encode(tokenizer, prompt: Any, *, chat: bool) -> list[int]:
 
 
 class TooLong(ValueError):
-  """A prompt, source or prediction that no context of the model holds."""
+  """A prompt, source or prediction that the model's context cannot hold."""
 
 
 def check(
   item: Item, model, new: int | None, context: int | None = None
 ) -> int:
-  """The tokens that a prompt may emit: `new`, or all that fit if None.
+  """Counts the tokens that a prompt may emit: `new`, or all that fit if None.
 
-  model: with `ids` and `context`, such as an io.load.LanguageModel.
-  context: tokens that there is room for, if it is less.
+  model: has `ids` and `context`. context: tokens there is room for, if less.
 
-  Raises:
-    ValueError: a prompt that cannot be decoded as asked.
+  Raises ValueError for a prompt that cannot be decoded as asked.
   """
   tokens, context = item.tokens, context or model.context
   if not len(tokens):
@@ -177,7 +169,7 @@ def check(
 
 
 def check_ids(tokens: Iterable[int], ids: int) -> None:
-  """Raises ValueError for the first that is none of so many."""
+  """Raises ValueError for the first token outside 0 to ids - 1."""
   for t in tokens:
     if not 0 <= t < ids:
       raise ValueError(
@@ -188,9 +180,7 @@ def check_ids(tokens: Iterable[int], ids: int) -> None:
 class Wanted(NamedTuple):
   """Limits and sampling of a request.
 
-  new: tokens that it may emit, at least 1.
-  stop_ids: ids that end it.
-  drafts: of a window, at most; 0 is plain decoding.
+  new: tokens that it may emit, at least 1. drafts: in a window; 0: plain.
   """
 
   new: int
@@ -210,16 +200,15 @@ def make(
   stops: int | None = None,
   mixed: bool = False,
 ) -> decode.Request:
-  """A batch of prompts as one request, on the host.
+  """Makes one request from a batch of prompts, on the host.
 
-  Args:
-    items: one or more prompts that fit the model: see check.
-    wanted: of all prompts, or of each.
-    gamma: of the largest window, for which there is room.
-    rows: fills the batch up to this with rows that never start.
-    length, sources: of the buffers of tokens and sources; buckets if None.
-    stops: of the lists of stop ids; that of the longest if None.
-    mixed: if all are greedy, others may be put beside them.
+  items: one or more prompts that fit the model: see check.
+  wanted: for all prompts, or for each.
+  gamma: of the largest window, for which there is room.
+  rows: fills the batch up to this with rows that never start.
+  length, sources: of the buffers of tokens and sources; buckets if None.
+  stops: of the lists of stop ids; that of the longest if None.
+  mixed: if all are greedy, others may be put beside them.
   """
   n, rows = len(items), rows or len(items)
   assert 0 < n <= rows, f'{n} prompts in {rows} rows'
@@ -251,7 +240,7 @@ def make(
 
 
 def _stops(lists: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
-  """stop_BX of each row's list."""
+  """Makes stop_BX from each row's list."""
   sets = [sorted(set(ids)) for ids in lists]
   longest = max(map(len, sets))
   length = length or max(longest, 1)
@@ -262,10 +251,7 @@ def _stops(lists: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
 def source_of(
   items: Sequence[Item], rows: int, length: int | None = None
 ) -> types.Source | None:
-  """The sources or predictions of prompts, as in `make`.
-
-  None without a length where no prompt has one.
-  """
+  """Makes sources, or predictions; None where none has one, and no length."""
   texts = [[*x.source, *x.prediction] for x in items]
   if not length and not any(texts):
     return None
@@ -277,7 +263,7 @@ def source_of(
 
 
 def _lengths(texts: Sequence[Sequence[int]], rows: int) -> np.ndarray:
-  """Of each row; 1 for a row that never starts: none would mask everything."""
+  """Counts; 1 for a row that never starts: none would mask everything."""
   return np.array([*map(len, texts), *[1] * (rows - len(texts))], np.int32)
 
 
@@ -292,7 +278,7 @@ class NonFiniteLogits(ValueError):
   """The target's logits were NaN or infinite: no token can follow."""
 
   def __init__(self, number: int, count: int, label: str = 'the target'):
-    """count: of the tokens after which a request's were."""
+    """count: the tokens after which a request's were."""
     super().__init__(
       f'request {number}: the logits of {label} are not finite after {count} '
       'new tokens; try dtype float32'
@@ -302,8 +288,7 @@ class NonFiniteLogits(ValueError):
 class Ended(NamedTuple):
   """A request that was decoded, on the host.
 
-  start: tokens of its prompt.
-  tokens: prompt and output.
+  start: tokens of its prompt. tokens: prompt and output.
   reason: 'stop' at a stop id, 'length' at its limit, 'non-finite' where the
     logits were not.
   info: its counts: types.Info of one row.
@@ -316,7 +301,7 @@ class Ended(NamedTuple):
 
 
 def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
-  """The request of one row of a batch; both are on the host."""
+  """Picks one row's request from a batch; both are on the host."""
   tokens = out.tokens_BL[row, : out.lengths_B[row]].tolist()
   reason = 'stop' if tokens[-1] in request.stop_BX[row] else 'length'
   if out.info.broken_B[row]:
@@ -326,17 +311,14 @@ def ended(request: decode.Request, out: decode.Output, row: int) -> Ended:
 
 
 def cut(of_tokens: Any, row: int, new: slice) -> Any:
-  """Copies some tokens of a row out of arrays that the next step is donated.
-
-  of_tokens: types.Info.of_tokens, whose parts Reader.piece takes.
-  """
+  """Copies a row's new tokens out of arrays that the next step is donated."""
   return jax.tree.map(
     lambda x_BL: np.array(np.asarray(x_BL)[row, new]), of_tokens
   )
 
 
 def rows_on(layout: sharding.Layout | None, rows: int) -> int:
-  """rows, rounded up to what the mesh's data axis divides."""
+  """Rounds rows up to what the mesh's data axis divides."""
   data = 1 if layout is None else layout.mesh.shape['data']
   return -(-rows // data) * data
 

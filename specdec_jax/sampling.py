@@ -1,7 +1,6 @@
-"""Logits to probabilities, and every random draw.
+"""Turns logits into probabilities, and makes every random draw.
 
-`probabilities` is the one function that turns logits into p and q. All noise is
-keyed by request, so a draw does not depend on the batch, the row or padding.
+All noise is keyed by request: no draw depends on the batch, row or padding.
 """
 
 import dataclasses
@@ -43,7 +42,7 @@ class Sampling(fields.Checked):
 def settings(
   rows: int, temperature: Any = 0.0, top_k: Any = 0, top_p: Any = 1.0
 ) -> types.Sampling:
-  """types.Sampling for `rows` rows, from scalars or a value for each row."""
+  """Makes types.Sampling for `rows` rows, from scalars or a value a row."""
   spread = lambda x, dtype: np.broadcast_to(np.asarray(x, dtype), (rows,))
   wide = jnp.result_type(float)
   t, p = spread(temperature, wide), spread(top_p, wide)
@@ -51,7 +50,7 @@ def settings(
 
 
 def of(each: Sequence[Sampling]) -> types.Sampling:
-  """types.Sampling of rows with these settings."""
+  """Makes types.Sampling for rows with these settings."""
   rows = [(x.temperature, x.top_k, x.top_p) for x in each]
   return settings(len(rows), *zip(*rows, strict=True))
 
@@ -59,11 +58,10 @@ def of(each: Sequence[Sampling]) -> types.Sampling:
 def probabilities(
   logits_BNV: Array, sampling: types.Sampling, best: Array | None = None
 ) -> Array:
-  """The distribution that is sampled, from logits; float32 or wider.
+  """Turns logits into p and q, as no other function does; float32 or wider.
 
   Applies temperature, then top-k, then top-p. Temperature 0 gives a one-hot at
   the first maximum. Ties at a cut are kept. A step that no row uses is skipped.
-
   best: the largest logits, [B, N, 1], if they are known.
   """
   wide = jnp.promote_types(logits_BNV.dtype, jnp.result_type(float))
@@ -113,17 +111,14 @@ def probabilities(
 def logprobs(
   logits_BNV: Array, tokens_BN: Array, count: int
 ) -> tuple[Array | None, tuple[Array, Array] | None, Array | None]:
-  """Log-probabilities and entropies at temperature 1.
+  """Computes log-probabilities and entropies at temperature 1.
 
-  Args:
-    logits_BNV: before temperature.
-    tokens_BN: whose log-probabilities are wanted.
-    count: X of the likeliest tokens; below 2 none; 0 computes nothing.
+  logits_BNV: before temperature.
+  count: X, how many of the likeliest tokens; below 2 none; 0 computes nothing.
 
-  Returns:
-    [B, N] of the tokens; ids and log-probabilities of the likeliest, [B, N, X]
-    each, in descending order; entropies of the distributions, [B, N] nats. None
-    of what is not computed.
+  Returns the log-probabilities of the tokens [B, N]; ids and log-probabilities
+  of the likeliest, [B, N, X] each, descending; the entropies of the
+  distributions, [B, N] nats. None for what is not computed.
   """
   if not count:
     return None, None, None
@@ -146,10 +141,10 @@ def _normalised(weights: Array) -> Array:
 
 
 def first_of(x: Array, best: Array) -> Array:
-  """The first index of the largest value on the last axis, [..., 1].
+  """Finds the first index of the largest value on the last axis, [..., 1].
 
   best: jnp.max(x, -1, keepdims=True). Over a vocabulary jnp.argmax takes 4
-  times as long on CPU, and top_k(x, 1) compiles to a sort on TPU.
+    times as long on CPU, and top_k(x, 1) compiles to a sort on TPU.
   """
   V = x.shape[-1]
   index = jnp.arange(V, dtype=jnp.int32).reshape((1,) * (x.ndim - 1) + (-1,))
@@ -165,17 +160,14 @@ def is_greedy(sampling: types.Sampling) -> Array:
 
 
 def of_greedy(sampling: types.Sampling, greedy, sampled):
-  """greedy() if every row is greedy, else sampled().
-
-  The latter is not compiled where the former is known: types.Sampling.
-  """
+  """Calls greedy() if all rows are, else sampled(); compiles what can run."""
   if sampling.temperature_B is None:
     return greedy()
   return jax.lax.cond(jnp.all(is_greedy(sampling)), greedy, sampled)
 
 
 def _cut_top_k(z: Array, k_B11: Array) -> Array:
-  """-inf below the k-th largest of z <= 0; ties with it are kept."""
+  """Puts -inf below the k-th largest of z <= 0; keeps ties with it."""
   bits = _ordered_bits(-z)
   k = jnp.where(k_B11 > 0, k_B11, z.shape[-1])
   enough = lambda t: jnp.sum(bits <= t, -1, keepdims=True) >= k
@@ -198,14 +190,14 @@ def _cut_top_p(p: Array, top_p_B11: Array) -> Array:
 
 
 def _ordered_bits(x: Array) -> Array:
-  """The bits of floats >= 0 as integers, which sort as the floats do."""
+  """Reads the bits of floats >= 0 as integers, which sort as the floats do."""
   integer = {4: jnp.int32, 8: jnp.int64}[x.dtype.itemsize]
   # + 0.0 turns -0.0, whose bits are negative, into 0.0.
   return jax.lax.bitcast_convert_type(x + 0.0, integer)
 
 
 def _bisect(holds, like: Array, *, smallest: bool) -> Array:
-  """Each row's boundary of `holds`, a monotone predicate on ordered bits.
+  """Finds each row's boundary of `holds`, a monotone predicate on ordered bits.
 
   Returns the smallest integer where it holds if `smallest`, else the largest.
   Sorting the vocabulary instead costs 30 times as much on CPU.
@@ -229,12 +221,12 @@ def _bisect(holds, like: Array, *, smallest: bool) -> Array:
 
 
 def next_keys(seed_B: Array, request_B: Array, position_B: Array) -> Array:
-  """The key of each row's emitted token, by its index in the token buffer."""
+  """Makes the key of each row's emitted token, by its index in the buffer."""
   return _fold(_role_keys(seed_B, request_B, _NEXT)[:, 0], position_B)
 
 
 def _role_keys(seed_B: Array, request_B: Array, *roles: int) -> Array:
-  """The keys of X roles: [B, X]."""
+  """Makes the keys for X roles: [B, X]."""
 
   def keys(seed, request):
     key = jax.random.key(seed, impl='threefry2x32')
@@ -256,18 +248,16 @@ def noise(
   gamma: int,
   coupled: bool,
 ) -> types.Noise:
-  """The randomness of the window that starts after lengths_B tokens.
+  """Makes the randomness for the window that starts after lengths_B tokens.
 
-  Draft and accept draws are keyed by (seed, request, role, window start,
-  offset); the emitted token by (seed, request, role, its index). Keying the
-  first two by index alone would bias rules that look ahead: that few drafts
-  were accepted is evidence about the later ones, and the next window would
-  draw those same tokens again.
-
-  Children are keyed by their parent + 1: of a chain in a tree the same draws.
+  Keys draft and accept draws by (seed, request, role, window start, offset);
+  the emitted token by (seed, request, role, its index). Keying the first two by
+  index alone would bias rules that look ahead: that few drafts were accepted is
+  evidence about the later ones, and the next window would draw the same tokens
+  again. Keys children by parent + 1: a chain in a tree gets the same draws.
 
   seed_B, request_B: uint32. coupled: drafts draw with the noise of the token
-  emitted at their index.
+    emitted at their index.
   """
   pick = functools.partial(draw, sampling)
   each = jax.vmap(_fold, (1, None), 1)
@@ -306,7 +296,7 @@ def noise(
 def draw(sampling: types.Sampling, keys_B: Array, weights_BV: Array) -> Array:
   """Draws one token for each row from unnormalised weights.
 
-  The largest of w / E, where E are independent exponentials (an exponential
+  Takes the largest w / E, where E are independent exponentials (an exponential
   race). When no row samples, every row of weights is one-hot up to scale, and
   no noise is drawn.
   """
@@ -324,7 +314,7 @@ def _race(keys_B: Array, weights_BV: Array) -> Array:
 
 
 def largest(x: Array, count: int) -> tuple[Array, Array]:
-  """(values, indices) of the largest on the last axis, descending: [..., X].
+  """Finds the largest (values, indices) on the last axis, descending: [..., X].
 
   Of equals the first comes first. For few of many: top_k on CPU; elsewhere,
   where it sorts all, a pass for each.
@@ -349,12 +339,11 @@ def _largest_by_passes(x, *, count):
 
 
 def exponential(key: Array, size: int, dtype) -> Array:
-  """Exponential(1) variates, [size]; a larger size only appends to them.
+  """Draws Exponential(1) variates, [size]; a larger size only appends to them.
 
-  Uses all 32 bits, so that small values have full resolution: a token of
+  Uses all 32 bits, so that small values have full resolution: a token with
   probability 1e-7 wins only with a small one. With 23-bit uniforms the tail of
-  a flat distribution is drawn too rarely (total variation 2.6e-3 at
-  V = 49,152).
+  a flat distribution is drawn too rarely (total variation 2.6e-3, V = 49,152).
   """
   u = (bits(key, size).astype(dtype) + 0.5) * 2.0**-32
   # float32 rounds the largest bits to u = 1, an infinite arrival time.
@@ -362,7 +351,7 @@ def exponential(key: Array, size: int, dtype) -> Array:
 
 
 def bits(key: Array, size: int) -> Array:
-  """jax.random.bits(key, (size,)), uint32, for threefry keys.
+  """Computes jax.random.bits(key, (size,)), uint32, for threefry keys.
 
   The same bits, with the rounds unrolled so that XLA fuses them into one loop:
   0.10 ms instead of 0.50 for V = 49,152 on CPU.

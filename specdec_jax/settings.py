@@ -1,4 +1,4 @@
-"""The settings of benchmarks, and models and engines made from them."""
+"""Benchmark settings, and models and engines made from them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ class Target(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(fields.Checked):
-  """Devices along each axis of the mesh; 1 x 1 is one device without a mesh."""
+  """Devices along each mesh axis; 1 x 1 is one device without a mesh."""
 
   data: int = fields.setting(
     low=-1, help='-1: those that `model` leaves, at most one a row; 1 on CPU'
@@ -85,10 +85,7 @@ class Bench(fields.Checked):
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """A config as dataclasses, one a section.
-
-  drafters: the Settings of every drafter, by its name in drafters.table.
-  """
+  """A config as dataclasses, one a section; drafters by drafters.table name."""
 
   target: Target
   mesh: Mesh
@@ -99,16 +96,12 @@ class Settings:
 
 
 def drafter_sections() -> dict[str, type]:
-  """The dataclass of each drafter's section, by the section's name."""
+  """Lists each drafter's dataclass, by its section's name."""
   return {table.section(n): x.Settings for n, x in table.DRAFTERS.items()}
 
 
 def settings(config) -> Settings:
-  """Checks a ConfigDict and returns it as dataclasses, without loading models.
-
-  Raises:
-    ValueError: a value out of range, or a key that is missing or unknown.
-  """
+  """Checks a ConfigDict, loads no model; ValueError: a bad value or key."""
   sections = {field.name: field.type for field in dataclasses.fields(Settings)}
   del sections['drafters']
   parts = fields.parse_sections(sections | drafter_sections(), config)
@@ -126,7 +119,7 @@ def settings(config) -> Settings:
 
 
 def _linked(name: str, drafters: Mapping[str, Any]) -> Any:
-  """The Settings of a drafter, and inside them those that it is around."""
+  """Puts into a drafter's Settings those of the drafter inside it."""
   made = drafters[name]
   inner = getattr(made, 'drafter', None)
   if inner not in table.inside(name):
@@ -145,8 +138,7 @@ class Setup:
 def reference(e: Setup, asked: str) -> build.LanguageModel:
   """Loads the model that the target is compared with.
 
-  asked: a dtype, in which the target's own source is loaded, or another source,
-    which is loaded as float32.
+  asked: a dtype to load the target's source in, or a source, loaded as float32.
   """
   own = asked in convert.DTYPES
   changes = {'dtype': asked} if own else {'source': asked, 'dtype': 'float32'}
@@ -165,7 +157,7 @@ def reference(e: Setup, asked: str) -> build.LanguageModel:
 def load(s: Settings, tokens: int = 0) -> Setup:
   """Loads the target; a draft is loaded when its engine is made.
 
-  tokens: that caches are for, of all rows; 0: those of a batch of s.
+  tokens: how many caches hold, over all rows; 0: those of a batch of s.
   """
   own = sources.FUNCTION.fullmatch(s.target.source)
   opened = {} if own else _room(s, tokens)
@@ -176,7 +168,7 @@ def load(s: Settings, tokens: int = 0) -> Setup:
 
 
 def _load(s: Settings, found: sources.Source | str) -> build.LanguageModel:
-  """The target, of a source that is open, or of a function."""
+  """Loads the target from an open source, or from a function."""
   # A model of one's own runs on one device.
   rows = 1 if isinstance(found, str) else s.bench.batch_size
   return build.load(
@@ -196,7 +188,7 @@ def _mesh(s: Settings, rows: int) -> Any:
 def _planned(
   s: Settings, source: sources.Source, dtype: str, split: int = 0
 ) -> plan.Plan:
-  """Plans a source that is open; split: as lay_out's tensor_parallel."""
+  """Plans an open source; split: as lay_out's tensor_parallel."""
   mesh, config = _mesh(s, s.bench.batch_size), source.config
   return plan.make(
     source,
@@ -208,11 +200,9 @@ def _planned(
 
 
 def _room(s: Settings, tokens: int) -> dict[str, sources.Source]:
-  """Target and draft by their sources, not read yet; says what they will take
-  of memory.
+  """Opens target and draft by source, unread; says what memory they will take.
 
-  Raises:
-    ValueError: more than is free, or a draft that is not for this target.
+  Raises ValueError: more than is free, or a draft that is not for this target.
   """
   opened = {s.target.source: sources.open_source(s.target.source)}
   target, draft = opened[s.target.source], s.drafters['lm']
@@ -241,14 +231,14 @@ def _say(line: str) -> None:
 
 
 def gamma_of(s: Settings, method: str, gamma: int) -> int:
-  """The drafts of a window of a method: the nodes of its tree, else gamma."""
+  """Counts the drafts in a method's window: the nodes of its tree, or gamma."""
   return table.gamma_of(s.drafters.get(method, method), gamma)
 
 
 def engine(
   e: Setup, method: str, gamma: int, measure: bool = True
 ) -> build.Engine:
-  """The engine of one method; gamma 0 is plain decoding. A tree has its own."""
+  """Makes a method's engine; gamma 0 is plain decoding, a tree has its own."""
   s = e.settings
   options = build.default_options()
   if options.widths:  # A cap at another gamma of the config has its own width.
@@ -265,6 +255,6 @@ def engine(
 
 
 def first(e: Setup, measure: bool = True) -> build.Engine:
-  """The engine of the first method at the first gamma."""
+  """Makes the first method's engine at the first gamma."""
   d = e.settings.decode
   return engine(e, (*d.methods, 'lookup')[0], d.gammas[0], measure)

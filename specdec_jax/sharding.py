@@ -1,9 +1,8 @@
-"""Sharding of arrays over a (data, model) mesh, by two tables.
+"""Shards arrays over a (data, model) mesh, by two tables.
 
 PARAMETERS maps parameter names to logical axes, RULES logical axes to mesh
-axes. Models and the decode loop name logical axes only.
-
-A mesh may span several processes: hosts.py moves arrays between them and it.
+axes. Models and the decode loop name logical axes only. A mesh may span several
+processes: hosts.py moves arrays between them and it.
 """
 
 import dataclasses
@@ -57,16 +56,15 @@ PARAMETERS = (
 def make_mesh(
   data: int = 1, model: int = 1, devices=None, tensor_parallel: int = 0
 ) -> Mesh:
-  """A (data, model) mesh of the first data * model devices.
+  """Makes a (data, model) mesh from the first data * model devices.
 
-  devices: to take, which may be of a topology; all that are here if None.
+  devices: to take, which may be a topology's; all that are here if None.
   tensor_parallel: devices that share a draft (lay_out). If neither 1 nor all,
     'model' has this size, and an axis 'copies' the rest: neighbours hold one
     part of the draft, and in it their own of the target's logits.
 
-  Raises:
-    ValueError: fewer devices than that; several processes, and not all devices;
-      tensor_parallel does not divide `model`.
+  Raises ValueError: fewer devices than that; several processes, and not all
+  devices; tensor_parallel does not divide `model`.
   """
   # Devices that are given may be of a topology that is not there.
   processes = jax.process_count() if devices is None else 1
@@ -96,7 +94,7 @@ def make_mesh(
 
 
 def check(mesh: Any) -> None:
-  """Raises ValueError for what is no mesh of make_mesh, nor None."""
+  """Raises ValueError for what is neither a make_mesh mesh nor None."""
   axes = mesh.axis_names[:2] if isinstance(mesh, Mesh) else ()
   if mesh is not None and axes != ('data', 'model'):
     raise ValueError(
@@ -107,11 +105,11 @@ def check(mesh: Any) -> None:
 def mesh_of(
   data: int, model: int, rows: int, tensor_parallel: int = 0
 ) -> Mesh | None:
-  """make_mesh, or None for 1 x 1: one device needs no mesh.
+  """Calls make_mesh; None for 1 x 1: one device needs no mesh.
 
-  data: -1 is all devices that are left by 'model'. In one process it is no more
-    than there are rows, for more would idle, and on CPU one, whose cores
-    compute together. Several processes need all devices.
+  data: -1 is all devices that 'model' leaves: in one process at most one a row,
+    for more would idle, and on CPU one, whose cores compute together. Several
+    processes need all.
   """
   several = jax.process_count() > 1
   if data == -1:
@@ -125,7 +123,7 @@ def mesh_of(
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """The sharding of one model's arrays."""
+  """The sharding of one model."""
 
   mesh: Mesh  # of make_mesh
   whole: frozenset[str] = frozenset()  # axes that are replicated nevertheless
@@ -148,11 +146,7 @@ class Layout:
     return NamedSharding(self.mesh, self.spec(*axes))
 
   def parameter(self, name: str, ndim: int) -> NamedSharding:
-    """The sharding of a parameter where it is stored, by its flat name.
-
-    Raises:
-      ValueError: a name that no row of PARAMETERS matches.
-    """
+    """Finds the sharding of a stored parameter; ValueError: no row names it."""
     for pattern, axes in PARAMETERS:
       if re.fullmatch(pattern, name):
         axes = (*[None] * (ndim - len(axes)), *axes)
@@ -171,8 +165,7 @@ class Layout:
     return jax.lax.with_sharding_constraint(x, self.sharding(*axes))
 
   def gather(self, params: Any) -> Any:
-    """Nested parameters as a device computes with them, from where they are
-    stored; the gradient of each is summed back to there."""
+    """Gathers stored parameters to compute with; sums gradients back there."""
     if not self.stored:
       return params
     computed = dataclasses.replace(self, stored=())
@@ -191,20 +184,18 @@ class Layout:
 def lay_out(
   mesh: Mesh, config, *, tensor_parallel: int = 0, fsdp: bool = False
 ) -> Layout:
-  """The layout of a model on a mesh.
+  """Lays a model out on a mesh.
 
-  An axis whose size the mesh does not divide is replicated, with a line in the
-  log; query and key/value heads are split together or not at all.
+  Replicates an axis whose size the mesh does not divide, with a line in the
+  log; splits query and key/value heads together or not at all.
 
   config: with width, heads, kv_heads, mlp and vocab, such as LMConfig.
-  tensor_parallel: for a draft, how many devices share one copy of it; 0: as
-    many as share a target, 1: each has all of it. Any other number has to be
-    that of make_mesh.
+  tensor_parallel: for a draft, how many devices share one copy; 0: as many as
+    share a target, 1: each has all of it. Any other has to be make_mesh's.
   fsdp: store parameters split over the axes that would hold copies.
 
-  Raises:
-    ValueError: another tensor_parallel than that of make_mesh; fsdp, and the
-      axes of copies do not divide the width.
+  Raises ValueError: another tensor_parallel than make_mesh's; fsdp, and the
+  axes of copies do not divide the width.
   """
   _, *axes = mesh.axis_names
   devices = math.prod(mesh.shape[a] for a in axes)

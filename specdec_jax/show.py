@@ -1,7 +1,4 @@
-"""Replies with the origin of each token: in a terminal, and in a page.
-
-serve/page.html draws the answers that `page` puts into it.
-"""
+"""Shows replies with the origin of each token: in a terminal, and in a page."""
 
 import itertools
 import json
@@ -43,7 +40,7 @@ def legend(out: rich.console.Console) -> None:
 
 
 def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
-  """(origin, text) pairs as one text; runs of equal origin share marks."""
+  """Joins (origin, text) pairs; runs of equal origin share marks."""
   out = rich.text.Text()
   seen = (x for x in runs if x[1])  # no end of sequence, or half a character
   for kind, run in itertools.groupby(seen, operator.itemgetter(0)):
@@ -57,10 +54,7 @@ def mark(runs: Iterable[tuple[str, str]], *, styled: bool) -> rich.text.Text:
 
 
 def reply(out: rich.console.Console, pieces: Iterable[Any]) -> str:
-  """Prints the pieces of api.stream as they come; their counts, a sentence.
-
-  A piece is one pass of the target.
-  """
+  """Prints the pieces of api.stream, a pass each; returns their counts."""
   runs, calls = [], 0
   waiting = rich.text.Text('compiling', style='dim')
   with rich.live.Live(waiting, console=out, auto_refresh=False) as live:
@@ -89,12 +83,8 @@ def html(
 ) -> None:
   """Writes a page of completions from specdec_jax.generate(record=True).
 
-  Args:
-    completions: the answers, by title or as a list.
-    command: that made them, for display.
-
-  Raises:
-    ValueError: no answer, one without record, or a path that cannot be written.
+  completions: by title or as a list. command: what made them, for display.
+    Raises ValueError for none, one without record, or a path not writable.
   """
   if not isinstance(completions, Mapping):
     completions = {f'Answer {i}': x for i, x in enumerate(completions)}
@@ -111,7 +101,7 @@ def html(
 
 
 def page(completions: Mapping[str, Any], command: str = '') -> str:
-  """Returns serve/page.html with the answers in it, for its script."""
+  """Puts the answers into serve/page.html, whose script draws them."""
   setting = next(iter(completions.values())).record.setting
   made_by = machine.made_by(*machine.commit())
   record = {
@@ -124,7 +114,7 @@ def page(completions: Mapping[str, Any], command: str = '') -> str:
 
 
 def _answer(title: str, x: Any) -> dict[str, Any]:
-  """Returns what the page draws of a completion.Completion."""
+  """Returns what the page draws from a completion.Completion."""
   counts = {name: x.metrics[name] for name in _COUNTS}
   if len(x.record.windows) < x.metrics['target_calls']:
     # A stop string came: what was decoded after it is not drawn, nor counted.
