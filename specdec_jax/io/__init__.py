@@ -1,5 +1,5 @@
 """Models, tokenizers and texts, from and to disk.
 
-Everywhere here what cannot be read, written or used is a ValueError that names
-the file, what is wrong, and what is allowed.
+What cannot be read, written or used is a ValueError that names the file, what
+is wrong and what is allowed.
 """

@@ -1,14 +1,14 @@
 """Checkpoints: written in the background, hashed, and checked before use.
 
-    folder/40/arrays/        Orbax's files: the leaves of the tree, in order
-    folder/40/manifest.json  step, best, facts, leaves, SHA-256 of each file
-    folder/50.part/          a save or a removal, under way or interrupted
+  folder/40/arrays/        Orbax's files: the tree's leaves, in order
+  folder/40/manifest.json  step, best, facts, leaves, SHA-256 of each file
+  folder/50.part/          a save or a removal, under way or interrupted
 
-A folder gets its number by one rename after its manifest is written, and loses
-it by one rename before it is removed: wherever the process is killed, a folder
-with a number is complete. Orbax alone checks no content: a flipped bit would be
-restored silently. Each process writes and reads its parts of the arrays, and
-process 0 does all else; all call save, wait and restore.
+One rename gives a folder its number after its manifest is written, and one
+takes it away before the folder is removed. So a numbered folder is complete
+wherever the process is killed. Orbax alone checks no content and would restore
+a flipped bit silently. Each process writes and reads its parts of the arrays,
+and process 0 does all else; all call save, wait and restore.
 """
 
 import concurrent.futures
@@ -36,11 +36,11 @@ _NUMBER = re.compile('0|[1-9][0-9]*')
 
 
 class Corrupt(ValueError):
-  """A step that cannot be used, by what is wrong with which file."""
+  """A step that cannot be used; says which file is wrong, and how."""
 
 
 class Unsaved(ValueError):
-  """A step that could not be written; the steps before it are untouched."""
+  """A step that could not be written; earlier steps are untouched."""
 
 
 class Restored(NamedTuple):
@@ -52,11 +52,8 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-  """The steps in one folder: the newest `keep` and the newest marked best.
-
-  Use it in a `with`, or close it: a save that is still being written finishes,
-  and its error is raised there.
-  """
+  """The steps in one folder: the newest `keep` and the newest marked best. Use
+  it in a `with`, or close it: a pending save finishes, or raises its error."""
 
   def __init__(self, folder: str | os.PathLike, *, keep: int = 2):
     self.folder, self._keep = pathlib.Path(folder).absolute(), keep
@@ -81,7 +78,7 @@ class Checkpoints:
       self._pool.shutdown()
 
   def steps(self) -> list[int]:
-    """Lists the complete steps, oldest first; their content is not checked."""
+    """Lists complete steps, oldest first; does not check their content."""
     if not self.folder.is_dir():
       return []
     names = [path.name for path in self.folder.iterdir() if path.is_dir()]
@@ -100,15 +97,13 @@ class Checkpoints:
   def save(
     self, step: int, arrays: Any, facts: dict[str, Any], *, best: bool = False
   ) -> None:
-    """Returns once the arrays may be donated; the writing goes on behind.
+    """Returns once the arrays may be donated; goes on writing behind. Raises
+    Unsaved if this save or the one before it could not be written.
 
     step: larger than every step here, those refused by `restore` aside.
     arrays: a pytree of jax and numpy arrays.
     facts: JSON: config, metrics, the data iterator's state.
     best: keeps this step until a later one is marked best.
-
-    Raises:
-      Unsaved: this save or the one before it could not be written.
     """
     self.wait()
     newest = max(hosts.from_first(self._usable), default=-1)
@@ -124,7 +119,7 @@ class Checkpoints:
     self._pending = self._pool.submit(self._finish, content, response)
 
   def wait(self) -> None:
-    """Returns when the last save is complete; Unsaved if it is not."""
+    """Waits until the last save is complete; raises Unsaved if it failed."""
     pending, self._pending = self._pending, None
     if pending and hosts.anywhere(pending.exception() is not None):
       pending.result()
@@ -132,12 +127,10 @@ class Checkpoints:
 
   def restore(self, like: Any, step: int | None = None) -> Restored | None:
     """Returns the newest valid step, or the one given; None if there is none.
+    Passes over an invalid newer step with a warning; it may be saved again.
 
-    An invalid newer step is passed over with a warning, and may then be saved
-    again.
-
-    like: a pytree of jax.ShapeDtypeStruct, each with its sharding if any; a
-      leaf without one goes to the first device.
+    like: a pytree of jax.ShapeDtypeStruct; a leaf without a sharding goes to
+      the first device.
 
     Raises:
       Corrupt: the step given is not valid, or none is.
@@ -173,7 +166,7 @@ class Checkpoints:
     return [s for s in self.steps() if s not in self._refused]
 
   def _make_room(self, step: int) -> None:
-    """Removes what was interrupted, and the invalid step that this replaces."""
+    """Removes interrupted steps, and the invalid one that this replaces."""
     self.folder.mkdir(parents=True, exist_ok=True)
     for path in self.folder.glob('*.part'):
       if _NUMBER.fullmatch(path.stem):
@@ -231,7 +224,7 @@ def _without_orbax_threads(record: python_logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def _unsaved_if_it_fails(part: pathlib.Path):
-  """Turns an error of writing into one sentence, and gives the space back."""
+  """Turns a writing error into one sentence, and frees the space."""
   try:
     yield
   # What Python, Orbax and tensorstore raise when they cannot write.
@@ -277,7 +270,7 @@ def write_manifest(folder: pathlib.Path, content: Manifest) -> None:
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:
-  """Reads a step's manifest, itself intact; its files are not checked."""
+  """Reads and checks a step's manifest, but not its files."""
   path = folder / MANIFEST
   if not folder.is_dir():
     raise Corrupt(f'{folder}: no such step')
@@ -300,7 +293,7 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
 
 
 def _valid(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
-  """Returns the manifest of a valid step whose tree is the wanted one."""
+  """Returns a valid step's manifest, if its tree is the wanted one."""
   content = read_manifest(folder)
   saved, asked = content.leaves, _kinds(wanted)
   differ = [k for k in saved | asked if saved.get(k) != asked.get(k)]
@@ -326,7 +319,7 @@ def _valid(folder: pathlib.Path, wanted: dict[str, Any]) -> Manifest:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-  """Returns the leaves of a pytree by path, such as "['params'].w[0]"."""
+  """Names a pytree's leaves by path, such as "['params'].w[0]"."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
 
@@ -336,7 +329,7 @@ def _kinds(leaves: dict[str, Any]) -> dict[str, list]:
 
 
 def _hashes(folder: pathlib.Path) -> dict[str, list]:
-  """Returns [bytes, SHA-256] of each file below a step's folder, by path."""
+  """Returns {path: [bytes, SHA-256]} for the files below a step's folder."""
   paths = [p for p in sorted(folder.rglob('*')) if not p.is_dir()]
   each = {p.relative_to(folder).as_posix(): p for p in paths}
   each.pop(MANIFEST, None)

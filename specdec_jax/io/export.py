@@ -1,8 +1,5 @@
-"""A trained model as a Hugging Face folder, which transformers reads too.
-
-It writes what training makes: models of the Llama, Qwen2, Qwen3 and T5
-families.
-"""
+"""Saves what training makes as Hugging Face folders, for transformers too:
+models of the Llama, Qwen2, Qwen3 and T5 families."""
 
 import dataclasses
 import json
@@ -44,8 +41,8 @@ def save(
 ) -> None:
   """Writes a folder that io.load and transformers read, or nothing.
 
-  Loading it at config.dtype gives these parameters bit for bit. An earlier
-  export of that name is replaced. Fused and scanned layers are taken apart.
+  Loading it at config.dtype gives these parameters bit for bit. Replaces an
+  earlier export there. Takes fused and scanned layers apart.
 
   made_by: JSON, kept beside the model (config, seed, commit).
   draft_ids: the ids that it proposes as a draft, () for all. transformers does
@@ -77,10 +74,8 @@ def save(
 def write(
   folder: pathlib.Path, contents: dict[str, Any], weights: dict[str, np.ndarray]
 ) -> None:
-  """Writes the folder beside its place and then moves it there.
-
-  contents: of its text files, MARK among them, by name; JSON or text.
-  """
+  """Writes the folder beside its place, then moves it there. contents: JSON or
+  text of files by name, MARK among them."""
   part = folder.with_name(f'{folder.name}.{os.getpid()}.part')
   try:
     shutil.rmtree(part, ignore_errors=True)  # of a killed run of this number
@@ -103,7 +98,7 @@ def write(
 
 
 def draft_ids(folder: str | os.PathLike, vocab: int) -> tuple[int, ...]:
-  """Reads the draft_ids of an exported folder; () for any other folder."""
+  """Reads draft_ids from an exported folder; () for any other."""
   path = pathlib.Path(folder) / MARK
   ids = files.read_json(path, {}).get('draft_ids', [])
   listed = isinstance(ids, list) and all(type(i) is int for i in ids)
@@ -113,11 +108,9 @@ def draft_ids(folder: str | os.PathLike, vocab: int) -> tuple[int, ...]:
 
 
 def settings(config: model_config.LMConfig) -> dict[str, Any]:
-  """config.json of these settings, without special ids.
-
-  Training calls it before it begins, so that its result can be saved: settings
-  that none of these families has are refused by name.
-  """
+  """Makes config.json from settings, without special ids; refuses by name what
+  none of these families has. Training calls it before it begins, so that its
+  result can be saved."""
   out = _t5(config) if config.encoder else _decoder_only(config)
   # What cannot be written is found by reading back what was written.
   read, _ = families.from_json(out, pathlib.Path('config.json'))
@@ -185,7 +178,7 @@ def _rope_scaling(s: rope.Scaling | None) -> dict[str, Any] | None:
 
 
 def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
-  """Equal for settings that give equal results."""
+  """Makes settings equal that give equal results."""
   return dataclasses.replace(
     c,
     windows=tuple(c.windows[i % len(c.windows)] for i in range(c.depth)),
@@ -200,7 +193,7 @@ def _canonical(c: model_config.LMConfig) -> model_config.LMConfig:
 
 
 def _weights(config, params, naming: names.Naming) -> dict[str, np.ndarray]:
-  """Stored name -> array as it is stored: contiguous, kernels [out, in]."""
+  """Returns {stored name: array as stored}: contiguous, kernels [out, in]."""
   _, flat = convert.plain(config, jax.tree.map(np.asarray, params))
   out = {}
   for name, x in flat.items():
@@ -214,7 +207,7 @@ def _weights(config, params, naming: names.Naming) -> dict[str, np.ndarray]:
 
 
 def _special_ids(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
-  """Written even if there is none: transformers would take a family's own."""
+  """Writes null for an absent one: else transformers takes a family's own."""
   eos = list(t.eos_ids) or [None]
   pad = t.inner.token_to_id(dict(t.specials).get('pad_token', ''))
   return dict(
@@ -244,7 +237,7 @@ def _tokenizer_settings(t: tokenizer_lib.Tokenizer, config) -> dict[str, Any]:
 
 
 def _template(t: tokenizer_lib.Tokenizer) -> str:
-  """The chat template; with bos, where a folder's chat would have none."""
+  """Returns the chat template, with bos if a folder's chat would lack it."""
   asked = [dict(role='user', content='Hello')]
   alone = dataclasses.replace(t, chat_bos=False)
   if t.encode_chat(asked) == alone.encode_chat(asked):
@@ -255,8 +248,8 @@ def _template(t: tokenizer_lib.Tokenizer) -> str:
 
 
 def _inner(t: tokenizer_lib.Tokenizer, config) -> tokenizers.Tokenizer:
-  """A copy of the tokenizer that puts bos before texts if ours does, and behind
-  those of an encoder eos, which ours adds to sources itself."""
+  """Copies the tokenizer; puts bos before texts if ours does, and eos behind an
+  encoder's texts, which ours adds to sources itself."""
   first = [t.bos_id] if t.add_bos and t.bos_id is not None else []
   last = t.eos_ids[:1] if config.encoder else ()
   named = {i: str(t.inner.id_to_token(i)) for i in (*first, *last)}

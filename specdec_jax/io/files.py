@@ -15,7 +15,7 @@ from typing import Any
 def read_json(
   path: pathlib.Path, missing: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-  """The JSON object in a file; missing: what stands for a file's absence."""
+  """Reads a JSON object; returns `missing`, if given, for an absent file."""
   try:
     return _object(path.read_bytes(), str(path))
   except FileNotFoundError as e:
@@ -32,11 +32,8 @@ def read_json(
 def read_jsonl(
   path: str | os.PathLike, *, finished: bool = False
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields ('path:line', object) for each line that is not blank.
-
-  finished: leave out a last line without its newline, of a process that was
-    killed or still writes.
-  """
+  """Yields ('path:line', object) for each line that is not blank. finished:
+  skip a last line without newline, from a process killed or still writing."""
   try:
     # In bytes: JSON allows a bare U+2028 in a string; text would split there.
     lines = pathlib.Path(path).read_bytes().split(b'\n')
@@ -49,7 +46,7 @@ def read_jsonl(
 
 
 def _object(content: bytes, where: str) -> dict[str, Any]:
-  """A JSON value that must be an object."""
+  """Parses a JSON value that must be an object."""
   try:
     text = content.decode('utf-8-sig')
     value = json.loads(text)
@@ -69,11 +66,9 @@ def _object(content: bytes, where: str) -> dict[str, Any]:
 
 
 def check_unicode(value: Any, what: str) -> None:
-  """Checks that no string of a JSON value has half of a surrogate pair.
-
-  JSON may spell one ("\\ud83d"), as a program that cuts UTF-16 writes it. It is
-  no character: no tokenizer, file or terminal takes it.
-  """
+  """Refuses a JSON value with half a surrogate pair in a string. JSON may spell
+  one ("\\ud83d"), as a program that cuts UTF-16 writes it. It is no character:
+  no tokenizer, file or terminal takes it."""
   try:
     json.dumps(value, ensure_ascii=False).encode()
   except UnicodeEncodeError as e:
@@ -85,7 +80,7 @@ def check_unicode(value: Any, what: str) -> None:
 
 
 def head(path: pathlib.Path) -> bytes:
-  """The first bytes of a file of weights, which may be the pointer to one."""
+  """Reads a weights file's first bytes; refuses a Git LFS pointer."""
   try:
     with open(path, 'rb') as f:
       found = f.read(32)
@@ -99,7 +94,7 @@ def head(path: pathlib.Path) -> bytes:
 
 
 def torn(file: Any) -> bytes:
-  """What follows the last end of a line of a binary file; reads its tail."""
+  """Returns what follows a binary file's last newline; reads its tail only."""
   found, at = b'', file.seek(0, os.SEEK_END)
   while at and b'\n' not in found:
     at -= (size := min(at, 1 << 16))
@@ -109,15 +104,12 @@ def torn(file: Any) -> bytes:
 
 
 class Lines:
-  """A JSONL file to which lines are added.
-
-  A killed process leaves a last line without its end: it counts if it is JSON,
-  and is cut off if not.
-  """
+  """A JSONL file to append to. A killed process leaves a last line without its
+  newline: it counts if it is JSON, and is cut off if not."""
 
   def __init__(self, path: str | os.PathLike, refusal: str, start: str = '{"'):
-    """Raises ValueError(refusal) if the last line has no end and is no part of
-    a line that begins with `start`."""
+    """Raises ValueError(refusal) if the last line has no newline and is no part
+    of a line that begins with `start`."""
     self._path, self._part, self._whole = pathlib.Path(path), b'', False
     with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
       self._part = torn(file)
@@ -127,7 +119,7 @@ class Lines:
       self._whole = bool(json.loads(self._part))
 
   def read(self) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields as read_jsonl does; nothing if there is no file."""
+    """Yields as read_jsonl does; nothing without a file."""
     if self._path.exists():
       yield from read_jsonl(self._path, finished=not self._whole)
 
@@ -143,7 +135,7 @@ class Lines:
 
 
 def write(path: pathlib.Path, content: str | bytes) -> None:
-  """Writes a file atomically; a str gets a newline at its end."""
+  """Writes a file atomically; ends a str with a newline."""
   if isinstance(content, str):
     content = f'{content}\n'.encode()
   part = path.with_name(f'{path.name}.{os.getpid()}.part')
@@ -157,7 +149,7 @@ def write(path: pathlib.Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-  """An OSError names this file if it names none: those of writing do not."""
+  """Names this file in an OSError that names none, as those from writing do."""
   try:
     yield
   except OSError as error:
@@ -167,11 +159,9 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 
 def sweep(folder: pathlib.Path) -> None:
-  """Removes the partial files of killed processes from a folder.
-
-  They are NAME.NUMBER.part, of `write` and io.export, in the folder and its
-  direct subfolders. No other process may be writing there.
-  """
+  """Removes partial files that killed processes left in a folder. `write` and
+  io.export name them NAME.NUMBER.part, in the folder and its direct subfolders.
+  No other process may be writing there."""
   for path in [*folder.glob('*.part'), *folder.glob('*/*.part')]:
     if not re.fullmatch(r'.+\.\d+\.part', path.name):
       continue
@@ -187,7 +177,7 @@ def sha256(path: pathlib.Path) -> str:
 
 
 def digest(paths: Sequence[pathlib.Path]) -> str:
-  """One SHA-256 for a set of files; for a single file, its own."""
+  """Returns one SHA-256 for a set of files; for a single file, its own."""
   if len(paths) == 1:
     return sha256(paths[0])
   lines = [f'{sha256(p)}  {p.name}\n' for p in sorted(paths)]
@@ -197,12 +187,12 @@ def digest(paths: Sequence[pathlib.Path]) -> str:
 def stamp(
   paths: Sequence[pathlib.Path],
 ) -> tuple[tuple[pathlib.Path, int], ...]:
-  """What differs once files have other content, without reading them."""
+  """Returns what differs once files have other content; reads none."""
   return tuple((path, path.stat().st_mtime_ns) for path in paths)
 
 
 def cache_folder() -> pathlib.Path:
-  """$SPECDEC_JAX_CACHE, else specdec_jax under the user's cache folder."""
+  """Returns $SPECDEC_JAX_CACHE, else specdec_jax in the user's cache folder."""
   own = os.environ.get('SPECDEC_JAX_CACHE')
   if own:
     return pathlib.Path(own)

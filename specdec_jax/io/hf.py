@@ -1,7 +1,5 @@
-"""Finds local models, and opens the weights of a Hugging Face folder.
-
-Runs no code from the folder, and reads nothing outside it.
-"""
+"""Finds local models, and opens the weights in a Hugging Face folder. Runs no
+code from the folder, and reads nothing outside it."""
 
 import dataclasses
 import os
@@ -29,10 +27,8 @@ DRAFT = "a draft is an option: draft='lm' or 'eagle' with its source"
 
 
 def find(source: str) -> pathlib.Path | None:
-  """The folder or .gguf file that a source names, None if nothing is there.
-
-  A file that is read with its folder stands for the folder.
-  """
+  """Returns the folder or .gguf file that a source names, None if there is
+  none. Takes a file that is read with its folder as the folder."""
   path = pathlib.Path(os.path.expanduser(source))
   if not source or not os.path.exists(path):
     return None
@@ -52,7 +48,7 @@ def find(source: str) -> pathlib.Path | None:
 def open_folder(
   folder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
-  """(settings, weights, paths of the weights) of a model folder."""
+  """Returns (settings, weights, paths to the weights) for a model folder."""
   if adapter := next(folder.glob('adapter_[cm]o*'), None):
     raise ValueError(
       f'{adapter}: an adapter, which is not read: merge it (peft: '

@@ -1,4 +1,4 @@
-"""Language models: from a source (sources.FORMS), or of the user's own."""
+"""Language models: from a source (sources.FORMS), or the user's own."""
 
 import dataclasses
 import functools
@@ -24,15 +24,15 @@ class LanguageModel:
   """A language model: parameters, tokenizer, settings and where they lie.
 
   source: where it was loaded from. label: its name in tables.
-  lm_config: settings of models.lm, which describe params exactly; None for a
-    model of the user's own, which has `own` instead.
-  layout: how the parameters are split over a mesh; None is one device.
-  draft_ids: the ids that it proposes as a draft; () is all.
-  codes: how its matrices are quantised, and rows for them, as in 'stored, int8
-    rows'; '' is not at all.
+  lm_config: models.lm's settings, which describe params exactly; None for the
+    user's own model, which has `own` instead.
+  layout: how the parameters are split over a mesh; None: one device.
+  draft_ids: the ids that it proposes as a draft; (): all.
+  codes: how its matrices are quantised, and their input rows, as in 'stored,
+    int8 rows'; '': not at all.
   hashed: computes `digest`.
-  drafts: those that were fitted to it, which engines of every gamma share. Kept
-    here, not in a module: they hold its arrays, and are freed with it.
+  drafts: those fitted to it, shared by engines of every gamma. Kept here, not
+    in a module: they hold its arrays, and are freed with it.
   """
 
   source: str
@@ -52,7 +52,7 @@ class LanguageModel:
 
   @property
   def config(self) -> model_config.LMConfig:
-    """lm_config; ValueError: a model of the user's own has none."""
+    """lm_config; ValueError for the user's own model, which has none."""
     if self.lm_config is None:
       raise ValueError(
         f'{self.label}: a model of your own has no LMConfig; what reads its '
@@ -70,10 +70,8 @@ class LanguageModel:
     return lm.make(self.config, ids=self.ids, constrain=constrain)
 
   def draft_model(self, target: 'LanguageModel') -> types.Model:
-    """The model as a draft, which reads the parameters of as_draft.
-
-    It has the target's ids and the width of its logits, or is refused.
-    """
+    """Makes the draft model, which reads as_draft's parameters. Gives it the
+    target's ids and logits' width, or refuses it."""
     vocab = target.model.vocab
     if self.own is None:
       constrain = self.layout and self.layout.constrain
@@ -89,7 +87,7 @@ class LanguageModel:
 
   @functools.cached_property
   def as_draft(self) -> tuple[Any, types.Params]:
-    """(lm_config, params) with the head's columns of draft_ids alone."""
+    """(lm_config, params) with only draft_ids' columns in the head."""
     if not self.draft_ids:
       return self.lm_config, self.params
     return convert.reduce(self.config, self.params, self.draft_ids)
@@ -101,11 +99,11 @@ class LanguageModel:
 
   @property
   def arithmetic(self) -> str:
-    """What tells models of one digest apart: 'float32, stored, int8 rows'."""
+    """Tells models with one digest apart: 'float32, stored, int8 rows'."""
     return ', '.join(filter(None, (self.dtype, self.codes)))
 
   def once(self, key: Any, make: Callable[[], Any]) -> Any:
-    """What make() returned when this model was first asked for a key."""
+    """Returns what make() gave when this model was first asked for `key`."""
     if key not in self.drafts:
       self.drafts[key] = make()
     return self.drafts[key]
@@ -117,12 +115,12 @@ class LanguageModel:
 
   @property
   def vocab(self) -> int:
-    """Rows of the embedding, padding included."""
+    """The embedding's rows, padding included."""
     return (self.own or self.config).vocab
 
   @property
   def start(self) -> int | None:
-    """The id with which the decoder of an encoder-decoder begins, else None."""
+    """The id that an encoder-decoder's decoder begins with, else None."""
     return self.lm_config and self.lm_config.start
 
   @property
@@ -132,7 +130,7 @@ class LanguageModel:
 
   @property
   def dtype(self) -> str:
-    """Of the parameters; of a model of one's own, of the first of them."""
+    """That of the parameters; in the user's own model, of the first float."""
     if self.lm_config is not None:
       return self.lm_config.dtype
     kinds = [jnp.result_type(x) for x in jax.tree.leaves(self.params)]
@@ -153,15 +151,15 @@ def load(
 
   Args:
     source: 'hf:org/name', a folder, a .gguf file, 'random:SIZE' (sources.FORMS)
-      or 'package.module:make', a function of yours (docs/your_own_model.md);
-      or what sources.open_source has made of one of the first four.
-    dtype: 'stored': as the file has them (plan.make); 'float32',
-      'bfloat16' or 'float64' (under x64), or of jax.numpy; 'int8', 'int4':
-      bfloat16, on CPU float32, with matrices of integers.
-    mesh: a (data, model) mesh (sharding.make_mesh); None is one device.
+      or 'package.module:make', your own function (docs/your_own_model.md); or
+      what sources.open_source made from one of the first four.
+    dtype: 'stored': as in the file (plan.make); 'float32', 'bfloat16' or
+      'float64' (under x64), or that of jax.numpy; 'int8', 'int4': integer
+      matrices, all else in bfloat16, on CPU float32.
+    mesh: a (data, model) mesh (sharding.make_mesh); None: one device.
     tensor_parallel: for drafts, as in sharding.lay_out.
-    scan_layers: scan over the layers, to compile faster; on TPU if None.
-    kernels: 'auto': specdec_jax.kernels on one CPU; 'int8': with rows that are
+    scan_layers: scan over the layers, to compile faster; None: on TPU only.
+    kernels: 'auto': specdec_jax.kernels on one CPU; 'int8': with input rows
       rounded to 8 bits, not 16, for matrices of codes; 'xla': none, to train.
   """
   opened = source if isinstance(source, sources.Source) else None
@@ -215,7 +213,7 @@ def read(planned: plan.Plan) -> LanguageModel:
 
 
 def tokenizer_of(source: str) -> tokenizer_lib.Tokenizer:
-  """The tokenizer alone; only a model of the user's own is loaded for it."""
+  """Returns the tokenizer; loads no weights, but for the user's own model."""
   mine = sources.FUNCTION.fullmatch(source)
   return (load if mine else sources.open_source)(source).tokenizer
 
@@ -227,12 +225,12 @@ def wrap(
   *,
   source: str = 'a model of your own',
 ) -> LanguageModel:
-  """A model of the user's own, as whatever generates and measures takes it.
+  """Wraps a model of the user's own for whatever generates and measures.
 
-  model: ids from tokenizer.size on must have logit -inf.
-  tokenizer: with no more ids than model.vocab; or a folder that holds
-    tokenizer.json; None: ids below 256 are bytes, then eos and bos.
-  source: what it is called in tables and errors.
+  model: must give ids from tokenizer.size on logit -inf.
+  tokenizer: with at most model.vocab ids; or a folder with tokenizer.json;
+    None: ids below 256 are bytes, then eos and bos.
+  source: its name in tables and errors.
   """
   if not isinstance(model, types.Model):
     raise ValueError(
@@ -259,10 +257,8 @@ def wrap(
 
 
 def _made(source: str, dtype: str, mesh: Any, kernels: str) -> LanguageModel:
-  """The model that package.module:make returns, asked for `dtype`.
-
-  make may take vocab, seed and dtype, and returns what `wrap` takes.
-  """
+  """Calls package.module:make, which may take vocab, seed and dtype, and
+  returns the arguments of `wrap`."""
   dtype = 'float32' if dtype == convert.STORED else dtype
   if mesh is not None or dtype in weights.INTEGERS or kernels == 'int8':
     raise ValueError(

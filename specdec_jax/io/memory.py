@@ -1,4 +1,4 @@
-"""What models will take of memory, beside what is free."""
+"""Counts the memory that models will take, and what is free."""
 
 import itertools
 import math
@@ -20,11 +20,11 @@ _COPY = 'self'
 
 
 def free(root: pathlib.Path = pathlib.Path('/')) -> float:
-  """Bytes that programs on this CPU can still have; infinite if not known.
+  """Returns bytes that programs on this CPU can still have; inf if unknown.
 
-  What the machine has, or, if that is less, what the control groups of this
-  process leave, of version 1 or 2 (https://docs.kernel.org/admin-guide/). Pages
-  of files that are read are not counted as used: they make room.
+  What the machine has or, if less, what this process's control groups leave, in
+  version 1 or 2 (https://docs.kernel.org/admin-guide/). Pages read from files
+  are not counted as used: they make room.
   """
   found = re.search(r'MemAvailable:\s*(\d+) kB', _text(root / 'proc/meminfo'))
   left = [int(found[1]) * 1024 if found else math.inf]
@@ -36,10 +36,8 @@ def free(root: pathlib.Path = pathlib.Path('/')) -> float:
 
 
 def _left(group: pathlib.Path, kind: str) -> float:
-  """What a control group leaves to its processes; infinite without a limit.
-
-  kind: 'memory' in version 1, which counts groups inside under total_NAME.
-  """
+  """Returns the bytes that a control group leaves; inf without a limit. kind:
+  'memory' in version 1, where total_NAME counts the groups inside, too."""
   names = 'limit_in_bytes usage_in_bytes' if kind else 'max current'
   each = (group / f'memory.{x}' for x in (*names.split(), 'stat'))
   most, used, stat = (_text(x).strip() for x in each)
@@ -59,24 +57,21 @@ def check(
   tokens: int = 0,
   numbers: Mapping[str, int] | None = None,
 ) -> str:
-  """'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are free'.
+  """Returns 'target 1.1 GB (stored), caches 0.1 GB; 20.4 GB of memory are
+  free'; on CPU, ValueError with a dtype that fits, if it is more than is free.
 
-  models: by what they are called (_KEYS), in the order in which they are read.
+  models: by name (_KEYS), in the order in which they are read.
   tokens: for which their caches have room, at least.
-  numbers: of drafts of files by their names, in the dtype of the first model's
-    floats; the CPU kernels keep a byte of each of their layers and head. Not
-    counted are their caches, of few layers, and what they copy of the target's
-    head.
-
-  Raises:
-    ValueError: more than is free, on CPU; it names a dtype that fits.
+  numbers: how many each draft file holds, by its name. Counts them in the first
+    model's float dtype; the CPU kernels keep a byte for those in layers and
+    head. Leaves out draft caches, of few layers, and copied target heads.
   """
   slot = lambda x: work.slot_bytes(lm.make(x.source.config), 1)
   # A copy that drafts has the target's cache.
   caches = tokens * sum(slot(x) for k, x in models.items() if k != _COPY)
 
   def room(models: Mapping[str, plan.Plan]) -> tuple[dict[str, float], float]:
-    """Bytes of each by its name, and of all while they are read."""
+    """Returns each one's bytes by name, and the most while they are read."""
     wide = jnp.dtype(next(iter(models.values())).config.dtype).itemsize
     drafts = {name: wide * count for name, count in (numbers or {}).items()}
     own = {k: x.bytes() for k, x in models.items()}

@@ -1,8 +1,6 @@
-"""Names and layouts of weights in files, from and to those of models.lm.
-
-Each array is converted directly into its final dtype, so the host never holds
-a second copy of the model.
-"""
+"""Names and layouts of stored weights, from and to those of models.lm. Converts
+each array directly into its final dtype, so that the host never holds a second
+copy of the model."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -19,13 +17,12 @@ from specdec_jax.models import lm, weights
 class Naming(NamedTuple):
   """How a kind of file names and stores parameters.
 
-  layer: the start of a layer's names, with its number as {}.
-  modules: our name of a module -> theirs.
+  layer: how a layer's names start, with its number as {}.
+  modules: our name for a module -> theirs.
   convert(our name, stored array, config) -> array: what is stored otherwise.
   transposed: kernels are stored [out, in]; the head always is.
-  joined: modules that are one stored array, side by side in its outputs.
-  prefix: what names may begin with, or not.
-  encoder: of the parameters of an encoder.
+  joined: modules stored as one array, side by side in its outputs.
+  prefix: what names may begin with, or not. encoder: names the encoder's.
   """
 
   layer: str
@@ -39,7 +36,7 @@ class Naming(NamedTuple):
   encoder: 'Naming | None' = None
 
   def stored(self, name: str) -> str:
-    """'layers/3/attn/q/bias' -> 'model.layers.3.self_attn.q_proj.bias'."""
+    """Maps 'layers/3/attn/q/bias' to 'model.layers.3.self_attn.q_proj.bias'."""
     if self.encoder and name.startswith('encoder/'):
       return self.encoder.stored(name.removeprefix('encoder/'))
     layer, module, leaf = _parts(name)
@@ -48,12 +45,12 @@ class Naming(NamedTuple):
     return f'{start}{self.modules[module]}.{leaf}'
 
   def turned(self, name: str) -> bool:
-    """Whether a parameter is the transpose of the stored array."""
+    """Tells whether a parameter is the stored array transposed."""
     return name == 'head' or (self.transposed and name.endswith('/kernel'))
 
 
 def _parts(name: str) -> tuple[str | None, str, str | None]:
-  """(number of the layer, module, leaf) of a parameter's flat name."""
+  """Splits a parameter's flat name into (layer number, module, leaf)."""
   pattern = r'(?:layers/(\d+)/)?(.+?)(?:/(kernel|scale|bias))?'
   match = re.fullmatch(pattern, name)
   assert match is not None
@@ -62,11 +59,8 @@ def _parts(name: str) -> tuple[str | None, str, str | None]:
 
 
 class Place(NamedTuple):
-  """Where a parameter of a layer, or of none, lies in a file.
-
-  name: its flat name. stored: the array's name in the file.
-  start: its first output there. kind: of the array's codes; '' is none.
-  """
+  """Where an unstacked parameter lies in a file. name: its flat name. stored:
+  the array's name there. start: its first output. kind: its codes; '': none."""
 
   name: str
   stored: str
@@ -77,15 +71,15 @@ class Place(NamedTuple):
 class Reader(NamedTuple):
   """An open weights file.
 
-  source, naming: its name, for error messages, and how its arrays are named.
+  source, naming: its name, for error messages, and how it names arrays.
   shapes: the stored shape of each array, by its name in the file.
   get(name) -> array: reads one array.
-  kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '' is nothing.
-  spare(name): whether an array may be left out if it has no place.
-  kinds: of its quantised matrices, those of kernels.blocks.KEPT or others.
+  kind: what its matrices are dequantised from, 'GPTQ 4-bit'; '': nothing.
+  spare(name): whether an array without a place may be left out.
+  kinds: of its quantised matrices, in kernels.blocks.KEPT or not.
   blocks(name) -> array: reads one of KEPT, uint8 [rows, blocks, bytes].
-  orders: of those whose blocks are of mixed inputs, how (Quantised.order).
-  narrow: whether all its other matrices are bfloat16, and there are some.
+  orders: how inputs are mixed (Quantised.order), for matrices where they are.
+  narrow: whether all its other matrices, one or more, are bfloat16.
   """
 
   source: str
@@ -100,21 +94,21 @@ class Reader(NamedTuple):
   narrow: bool = False
 
   def stored(self, name: str) -> str:
-    """A parameter's name in this file, which may have the prefix or not."""
+    """Returns a parameter's name in this file, with or without the prefix."""
     found, prefix = self.naming.stored(name), self.naming.prefix
     others = prefix + found, found.removeprefix(prefix)
     return next((x for x in others if x in self.shapes), found)
 
   def unties(self) -> bool:
-    """Whether a head is stored that is not the embedding."""
+    """Tells whether a stored head differs from the embedding."""
     head, table = self.stored('head'), self.stored('embed')
     if not {head, table} <= self.shapes.keys():
       return False
     return not np.array_equal(self.get(head), self.get(table))
 
   def places(self, config: model_config.LMConfig) -> dict[str, Place]:
-    """Where each parameter of unscanned layers lies; ValueError if the file is
-    not exactly these."""
+    """Returns where each unscanned layer's parameters lie; ValueError unless
+    the file has exactly these."""
     naming, shapes = self.naming, self.shapes
     wanted = lm.shapes(config)
     stored = {name: self.stored(name) for name in wanted}
@@ -142,7 +136,7 @@ class Reader(NamedTuple):
     return places
 
   def floats(self, config: model_config.LMConfig, row: Any) -> np.ndarray:
-    """Reads a row of a plan, in its final dtype."""
+    """Reads a plan's row, in its final dtype."""
     x = np.empty(row.shape, row.dtype)
     each: Any = x if row.places[1:] else [x]
     for out, at in zip(each, row.places, strict=True):
@@ -155,7 +149,7 @@ class Reader(NamedTuple):
     return x
 
   def codes(self, config: model_config.LMConfig, row: Any) -> weights.Quantised:
-    """Reads a matrix as it is stored: some rows there, its columns."""
+    """Reads a matrix as stored: rows there, columns here."""
     (at,), count = row.places, row.shape[0 if row.name == 'embed' else 1]
     columns = self.naming.convert(at.name, self.blocks(at.stored), config)
     columns = columns[at.start : at.start + count]
@@ -171,11 +165,9 @@ class Reader(NamedTuple):
 
 
 def unpermute(name: str, x: np.ndarray, config) -> np.ndarray:
-  """Restores the row order of Q and K, which GGUF changes for arch llama.
-
-  RoPE pairs the channels (2c, 2c + 1) there, (c, c + C/2) here. Without this
-  the model still runs, with perplexity 41.6 instead of 7.2.
-  """
+  """Restores Q's and K's row order, which GGUF changes for arch llama. RoPE
+  pairs the channels (2c, 2c + 1) there, (c, c + C/2) here. Without this the
+  model still runs, with perplexity 41.6 instead of 7.2."""
   if _parts(name)[1] not in ('attn/q', 'attn/k'):
     return x
   C = config.head_dim
@@ -183,10 +175,8 @@ def unpermute(name: str, x: np.ndarray, config) -> np.ndarray:
 
 
 def _add_1_to_scales(name: str, x: np.ndarray, config) -> np.ndarray:
-  """Gemma stores a norm's scale as its difference from 1.
-
-  In float32 or wider: bfloat16 would lose small differences.
-  """
+  """Adds the 1 that Gemma leaves out of a norm's stored scale. In float32 or
+  wider: bfloat16 would lose small differences."""
   if not name.endswith('/scale'):
     return x
   return x.astype(np.promote_types(x.dtype, np.float32)) + 1
@@ -252,7 +242,7 @@ HF_GPT2 = Naming(
 
 
 def _t5(gated: bool) -> Naming:
-  """T5's names: the layers of a stack are blocks, whose parts are layers."""
+  """Names T5's weights: its blocks are layers, its layers their parts."""
   attention = {'attn_norm': 'layer.0.layer_norm'}
   attention |= {f'attn/{x}': f'layer.0.SelfAttention.{x}' for x in 'qkvo'}
   cross = {'cross_norm': 'layer.1.layer_norm'}
@@ -337,10 +327,8 @@ def check(
   who: str = 'its settings',
   advice: str = '',
 ) -> None:
-  """Refuses arrays without a place, that are missing, or of another shape.
-
-  needed, stored: the shapes that there must be and are, by stored name.
-  """
+  """Refuses arrays that have no place, are missing, or have another shape.
+  needed, stored: shapes, by stored name."""
   unknown = [x for x in stored if x not in needed]
   missing = [x for x in needed if x not in stored]
   if unknown or missing or not needed:

@@ -1,9 +1,6 @@
-"""Reads Flan-T5-small from the two int8 ONNX files of a title writer.
-
-They are those of io.download, pinned by their digests. The graphs are not run.
-Their kernels are named by number, in order of use; they are given the names of
-Hugging Face's T5 here. Each matrix has one scale.
-"""
+"""Reads Flan-T5-small from a title writer's two int8 ONNX files. io.download
+pins them by digest. Does not run their graphs, which number kernels in order of
+use; gives these Hugging Face's T5 names. Each matrix has one scale."""
 
 import pathlib
 import re
@@ -16,7 +13,7 @@ from specdec_jax.io.quantised import form
 from specdec_jax.io.quantised import reader as quantised
 from specdec_jax.models import config as model_config
 
-# Modules with a kernel, in order of use, of a layer of each file.
+# Each file's modules with a kernel, in the order a layer uses them.
 _SELF = [f'attn/{x}' for x in 'qkvo']
 _MLP = [f'mlp/{x}' for x in ('gate', 'up', 'down')]
 _LAYER = {
@@ -31,7 +28,7 @@ _Array = np.ndarray | form.Form
 def open_pair(
   decoder: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, list[pathlib.Path]]:
-  """(settings, weights, paths) of decoder.onnx and encoder.onnx beside it."""
+  """Returns (settings, weights, paths); encoder.onnx is beside decoder.onnx."""
   config = model_config.sized('t5_small')
   plans: dict[str, form.Plan] = {}
   plain: dict[str, Stored] = {}
@@ -51,7 +48,7 @@ def open_pair(
 
 
 def _named(arrays, part: str, order, depth: int) -> dict[str, _Array]:
-  """The arrays of a file by Hugging Face's names, kernels as [out, in]."""
+  """Gives a file's arrays Hugging Face's names; makes kernels [out, in]."""
   start = 'encoder/' if part == 'encoder' else ''
   wanted = [
     f'{start}layers/{i}/{x}/kernel' for i in range(depth) for x in order
@@ -67,14 +64,14 @@ def _named(arrays, part: str, order, depth: int) -> dict[str, _Array]:
 
 
 def _turned(x: _Array) -> _Array:
-  """The transpose of a matrix."""
+  """Transposes a matrix."""
   if isinstance(x, form.Form):
     return x._replace(codes=x.codes.T, block=x.block[::-1])
   return x.T
 
 
 def _arrays(path: pathlib.Path) -> dict[str, _Array]:
-  """The floating-point arrays of a file, and matrices of codes, by name."""
+  """Reads a file's float arrays and its matrices of codes, by name."""
   try:
     import onnx
     from onnx import numpy_helper

@@ -1,4 +1,4 @@
-"""The user's own Python, by name: rules, drafters and models."""
+"""Finds the user's own Python by name: rules, drafters and models."""
 
 import functools
 import importlib
@@ -13,13 +13,9 @@ from specdec_jax import fields
 
 
 def import_name(path: str) -> Any:
-  """The object at 'package.module:name' or 'folder/file.py:name'.
-
-  Modules of the working folder count, and those beside the file.
-
-  Raises:
-    ImportError: another form, a module that fails, or a name that it lacks.
-  """
+  """Imports 'package.module:name' or 'folder/file.py:name'; finds modules in
+  the working folder and beside the file. ImportError: another form, a module
+  that fails, or a name that it lacks."""
   module, _, name = path.partition(':')
   if not (module and name):
     raise ImportError('want package.module:name, or file.py:name')
@@ -40,7 +36,7 @@ def import_name(path: str) -> Any:
 
 @functools.cache
 def _of_file(path: str) -> types.ModuleType:
-  """A file as a module of that name, which no other module has."""
+  """Loads a file as a module named by its path, as no other is."""
   spec = importlib.util.spec_from_file_location(path, path)
   assert spec is not None and spec.loader is not None
   module = importlib.util.module_from_spec(spec)
@@ -52,7 +48,7 @@ def _of_file(path: str) -> types.ModuleType:
 
 
 def named(what: str, path: str) -> Any:
-  """import_name; a ValueError that says what was given at which path."""
+  """Calls import_name; its ValueError names the setting and the path."""
   try:
     return import_name(path)
   except ImportError as error:
@@ -60,7 +56,7 @@ def named(what: str, path: str) -> Any:
 
 
 def binds(function, *args, **named) -> bool:
-  """Whether it is callable with these arguments."""
+  """Tells whether it is callable with these arguments."""
   try:
     inspect.signature(function).bind(*args, **named)
   except (TypeError, ValueError):
@@ -69,7 +65,7 @@ def binds(function, *args, **named) -> bool:
 
 
 def signature(found) -> str:
-  """What something takes, for an error message."""
+  """Says what something takes, for an error message."""
   if callable(found):
     return f'it takes {inspect.signature(found)}'
   return f'{found!r} is not callable'

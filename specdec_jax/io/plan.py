@@ -1,8 +1,6 @@
-"""What each parameter of a model becomes, decided before any is read.
-
-A row a parameter. What a model takes of memory is a sum over its rows, its
-label and its codes are their kinds, and to read it is a loop over them.
-"""
+"""Decides what each parameter becomes, before any is read: one row each.
+Summing the rows gives a model's memory; their kinds give its label and codes; a
+loop over them reads it."""
 
 import dataclasses
 import functools
@@ -25,13 +23,12 @@ from specdec_jax.models import convert, lm, weights, work
 class Row(NamedTuple):
   """A parameter that is about to be read.
 
-  name: its flat name. shape, dtype: of its numbers.
-  places: where they are stored; of several, each has one index of the first
-    axis: a layer of a stack, or an expert.
-  where: how it is split over a mesh; None is one device.
-  held: the codes in memory, of quantised.KINDS or, off the CPU kernels, of
-    weights.INTEGERS; '' is numbers.
-  kept: whether they are the file's own.
+  name: its flat name. shape, dtype: in memory, as numbers.
+  places: where it is stored; if several, one per index on the first axis: a
+    layer in a stack, or an expert.
+  where: how it is split over a mesh; None: one device.
+  held: codes in memory, in quantised.KINDS or, off the CPU kernels, in
+    weights.INTEGERS; '': numbers. kept: whether they are the file's own.
   """
 
   name: str
@@ -44,7 +41,7 @@ class Row(NamedTuple):
 
   @property
   def bytes(self) -> float:
-    """Bytes of its arrays; not of an order of inputs."""
+    """Its arrays' bytes, without an order of inputs."""
     if kind := quantised.KINDS.get(self.held):
       return math.prod(self.shape) * kind.size / kind.depth
     numbers = jax.ShapeDtypeStruct(self.shape, self.dtype)
@@ -52,7 +49,7 @@ class Row(NamedTuple):
 
   @property
   def beside(self) -> float:
-    """Bytes beside these until it has its place: its blocks, or its numbers."""
+    """Bytes beside these while it is placed: its blocks, or its numbers."""
     return self.bytes if self.kept else 4 * math.prod(self.shape)
 
 
@@ -60,12 +57,10 @@ class Row(NamedTuple):
 class Plan:
   """A model that is about to be read.
 
-  dtype: as it was asked for, of convert.DTYPES.
-  config: as it is read, before it is fused or packed.
-  rows: its parameters, in the order in which they are read.
-  packs: whether the kernels of one CPU will read it.
-  layout, kernels: as of `make`.
-  again: again(dtype) is the plan of the same model in another dtype.
+  dtype: as asked for, in convert.DTYPES. rows: in reading order.
+  config: before it is fused or packed. layout, kernels: as in `make`.
+  packs: whether the CPU kernels will read it.
+  again: again(dtype) plans the same model in another dtype.
   """
 
   source: sources.Source
@@ -84,7 +79,7 @@ class Plan:
 
   @property
   def codes(self) -> str:
-    """How matrices are held, as in 'stored, int8 rows'; '' is as numbers."""
+    """How matrices are held, as in 'stored, int8 rows'; '': as numbers."""
     kinds = sorted({row.held for row in self.rows} - {''})
     found = convert.STORED if self.kept else ' and '.join(kinds)
     found = self.dtype if self.dtype in kinds else found  # XLA's own groups
@@ -96,7 +91,7 @@ class Plan:
 
   @property
   def label(self) -> str:
-    """'1.5b (Q4_K, again int4)', but '135m (int4)': its name in tables."""
+    """Its name in tables: '1.5b (Q4_K, again int4)', but '135m (int4)'."""
     form, how = self.source.form, ''
     if self.dtype in weights.INTEGERS:
       how = f'again {self.dtype}' if form else self.dtype
@@ -109,17 +104,17 @@ class Plan:
     return f'{self.source.label} ({found})' if found else self.source.label
 
   def bytes(self) -> float:
-    """Bytes of its parameters."""
+    """Counts its parameters' bytes."""
     return sum(row.bytes for row in self.rows)
 
   def most(self) -> float:
-    """Bytes of its parameters while they are read."""
+    """Counts the most bytes that its parameters take while they are read."""
     held = itertools.accumulate(row.bytes for row in self.rows)
     pairs = zip(held, self.rows, strict=True)
     return max(size + row.beside for size, row in pairs)
 
   def step_bytes(self) -> float:
-    """Bytes that each pass reads, as work.step_bytes has them."""
+    """Counts the bytes that each pass reads, as work.step_bytes does."""
     return sum(row.bytes for row in self.rows if lm.every_pass(row.name))
 
 
@@ -131,14 +126,13 @@ def make(
   scan_layers: bool | None = None,
   kernels: str = 'auto',
 ) -> Plan:
-  """Plans how an open source will be read.
+  """Plans how to read an open source.
 
-  'stored', for the kernels of one CPU: every matrix stays as it is, but for
-  those that have none. Elsewhere all is read as float32; on accelerators a
-  quantised model as bfloat16, another one in the source's dtype.
+  'stored' keeps every matrix as it is for the kernels on one CPU, where they
+  have one for it. Else all is read as float32; on accelerators a quantised
+  model as bfloat16, another one in the dtype of the source.
 
-  dtype, scan_layers, kernels: as of load.load.
-  layout: on a mesh; None is one device.
+  dtype, scan_layers, kernels: as in load.load. layout: None: one device.
   """
   if scan_layers is None:
     scan_layers = jax.default_backend() == 'tpu'
@@ -176,7 +170,7 @@ def make(
 
 
 def read(plan: Plan) -> types.Params:
-  """Reads the parameters of lm.make(plan.config), nested, each to its place."""
+  """Reads lm.make(plan.config)'s parameters, nested, each to its place."""
   reader: Any = plan.source.reader
   numbers = (x for row in plan.rows if not row.kept for x in row.places)
   codes = sorted({x.kind for x in numbers} - {''})
@@ -206,5 +200,5 @@ def read(plan: Plan) -> types.Params:
 
 
 def activations() -> str:
-  """The dtype of activations beside matrices of integers."""
+  """Returns the dtype for activations beside integer matrices."""
   return 'float32' if jax.default_backend() == 'cpu' else 'bfloat16'

@@ -1,4 +1,4 @@
-"""Opens a model at what FORMS lists: all of it but the weights."""
+"""Opens a model at what FORMS lists: all but its weights."""
 
 import dataclasses
 import functools
@@ -26,7 +26,7 @@ FUNCTION = re.compile(
 
 
 class Drawn(NamedTuple):
-  """Random weights, of a seed: they are drawn when they are read."""
+  """Random weights from a seed, drawn when they are read."""
 
   seed: int
   narrow: bool = False
@@ -43,12 +43,11 @@ class Drawn(NamedTuple):
 class Source:
   """A model whose weights are not read yet.
 
-  name: as it was given (FORMS). label: its name in tables.
+  name: as given (FORMS). label: its name in tables.
   config: in float32, with neither scanned nor fused layers.
-  reader: reads the weights.
-  hashed: computes `digest`.
-  draft_ids: the ids that it proposes as a draft; () is all.
-  form: what most numbers of a quantised model are stored as, 'Q4_1'.
+  reader: reads the weights. hashed: computes `digest`.
+  draft_ids: the ids that it proposes as a draft; (): all.
+  form: what a quantised model stores most numbers as, 'Q4_1'.
   """
 
   name: str
@@ -139,7 +138,7 @@ def _onnx(path: pathlib.Path, source: str, label: str) -> Source:
 def _of_files(
   label: str, tokenizer, config, reader, weights, form: str
 ) -> Source:
-  """The model of a names.Reader; weights: its files, for the digest."""
+  """Makes a Source from a names.Reader; weights: its files, for the digest."""
   return Source(
     reader.source,
     label,

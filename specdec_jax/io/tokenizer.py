@@ -1,4 +1,4 @@
-"""Text <-> ids, streaming, chat templates, and the comparison of tokenizers."""
+"""Text <-> ids, streaming, chat templates, and comparing tokenizers."""
 
 import dataclasses
 import functools
@@ -20,16 +20,14 @@ from specdec_jax.io.tokens import chat_template, specials, spiece, stream, words
 class Tokenizer:
   """A tokenizer with its special ids and chat template.
 
-  source: its name, for error messages.
-  inner: the tokenizer of the `tokenizers` package.
-  eos_ids: ids that end a reply; the tokenizer's own first.
-  bos_id: the id that starts a text, if there is one.
-  add_bos: whether encode puts bos_id first.
-  chat_bos: whether encode_chat does, too, before what the template wrote.
+  source: its name, for error messages. inner: of the `tokenizers` package.
+  eos_ids: ids that end a reply, the tokenizer's own first.
+  bos_id: the id that starts a text, if any. add_bos: encode puts it first.
+  chat_bos: encode_chat does, too, before what the template wrote.
   chat_template: in jinja, as transformers has it.
-  specials: (name, text) of the variables of templates, such as bos_token.
-  limit: ids from here on are not in the model's vocabulary; None: all are.
-  size: one more than the largest id.
+  specials: (name, text) of template variables, such as bos_token.
+  limit: the model has no ids from here on; None: it has all.
+  size: the largest id plus one.
   """
 
   source: str
@@ -57,15 +55,13 @@ class Tokenizer:
         )
 
   def encode(self, text: str) -> list[int]:
-    """Returns ids of a text, in which special tokens may be spelled out.
-
-    bos_id is never there twice: a text may spell it. No eos is added, even if
-    the files ask for one: what is encoded goes on.
-    """
+    """Returns a text's ids; the text may spell out special tokens. Never puts
+    bos_id twice, since a text may spell it. Adds no eos, even if the files ask
+    for one: what is encoded goes on."""
     return self._ids(text, self.add_bos)
 
   def encode_chat(self, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Returns ids of a chat, up to the start of the assistant's reply."""
+    """Returns a chat's ids, up to the start of the assistant's reply."""
     # Here alone it is decided who adds bos to a chat. transformers encodes what
     # a template wrote as it is; llama.cpp adds bos all the same. Without a
     # template it is a text like others.
@@ -80,7 +76,7 @@ class Tokenizer:
     return [self.bos_id, *ids]
 
   def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-    """Returns the text of ids, without special tokens unless `special`."""
+    """Returns the ids' text, without special tokens unless `special`."""
     return self.inner.decode(
       list(map(int, ids)), skip_special_tokens=not special
     )
@@ -93,11 +89,8 @@ class Tokenizer:
     return ''.join(self.decode(x, special=True) for _, x in parts)
 
   def cut_to(self, vocab: int, source: str) -> 'Tokenizer':
-    """Returns the tokenizer of a model with this many ids.
-
-    Only special tokens may be cut: those of inputs that the model does not
-    have, such as the image token of Gemma 3's text models.
-    """
+    """Returns a tokenizer with this many ids. Cuts only special tokens, for
+    inputs that the model lacks: the image token in Gemma 3's text models."""
     if self.size <= vocab:
       return dataclasses.replace(self, limit=vocab)
     added = self.inner.get_added_tokens_decoder()
@@ -115,12 +108,8 @@ class Tokenizer:
     return stream.Stream(self, stop)
 
   def chat(self, messages: Sequence[dict[str, str]]) -> str:
-    """Writes a conversation in the chat template, up to the assistant's reply.
-
-    Without a template, each turn is a line 'Role: content'.
-
-    messages: as chat_template.texts takes them.
-    """
+    """Writes a chat by the template, up to the assistant's reply; without one,
+    each turn is a line 'Role: content'. messages: as in chat_template.texts."""
     messages = chat_template.texts(messages)
     if self.chat_template is None:
       if not self.source.startswith('random:'):
@@ -136,7 +125,7 @@ class Tokenizer:
     )
 
   def tokens(self) -> list[str | None]:
-    """Returns the token string of every id, None for unused ids."""
+    """Returns every id's token string, None for unused ids."""
     out: list[str | None] = [None] * self.size
     for token, i in self.inner.get_vocab(with_added_tokens=True).items():
       if i < self.size:
@@ -154,11 +143,9 @@ class Tokenizer:
 
 
 def check_same(target: Tokenizer, draft: Tokenizer) -> None:
-  """Raises ValueError for the first id that means another token in a draft.
-
-  Where none has a token of its vocabulary, only added ones, what they are is
-  the target's alone, as is what begins and ends a text.
-  """
+  """Raises ValueError for the first id that means another token in a draft. An
+  id may differ if the draft has a row for it and neither has more than an added
+  token there. What begins and ends a text may differ: the target's counts."""
   added = [t.inner.get_added_tokens_decoder() for t in (target, draft)]
   rows = draft.limit or draft.size
   pairs = itertools.zip_longest(target.tokens(), draft.tokens())
@@ -175,7 +162,7 @@ def check_same(target: Tokenizer, draft: Tokenizer) -> None:
 
 
 def from_bytes(vocab: int, source: str) -> Tokenizer:
-  """Makes a tokenizer of bytes, for random weights: 0 to 255, eos, bos."""
+  """Makes a byte tokenizer, for random weights: 0 to 255, eos, bos."""
   if vocab < 256:
     raise ValueError(
       f'{source}: a byte tokenizer needs a vocabulary of 256 ids or more, not '
@@ -194,12 +181,9 @@ def from_bytes(vocab: int, source: str) -> Tokenizer:
 
 
 def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
-  """Reads tokenizer.json and the files beside it, as transformers does.
-
-  Without it spiece.model, which T5's older folders have. add_bos_token and
-  add_eos_token of tokenizer_config.json say nothing where tokenizer.json is
-  there, whose post-processor adds them or not.
-  """
+  """Reads tokenizer.json and the files beside it, as transformers does; else
+  spiece.model, which T5's older folders have. add_bos_token and add_eos_token
+  do nothing beside tokenizer.json: its post-processor adds them or not."""
   path, pieces = folder / 'tokenizer.json', folder / 'spiece.model'
   settings = specials.read(folder)
   if not path.exists() and pieces.exists():
@@ -242,8 +226,8 @@ def from_folder(folder: pathlib.Path, source: str) -> Tokenizer:
 
 
 def _eos_ids(folder: pathlib.Path, inner, own: int | None) -> tuple[int, ...]:
-  """Returns the tokenizer's eos, then those of generation_config.json, else of
-  config.json; then the tokens that end a turn by their text."""
+  """Returns the tokenizer's eos, then generation_config.json's, else
+  config.json's, then the tokens whose text ends a turn."""
   made = files.read_json(folder / 'generation_config.json', {})
   config = files.read_json(folder / 'config.json', {})
   inside = config.get('text_config')

@@ -1,9 +1,9 @@
-"""Reads the arrays of PyTorch's .bin and .pt files, and runs nothing of them.
+"""Reads arrays from PyTorch's .bin and .pt files, and runs none of their code.
 
-Such a file is a zip archive: a pickle, data.pkl, and a member for each storage,
-a flat array (torch/serialization.py, since 1.6). A pickle is a program: here it
-makes constants, lists, dicts and views of storages, and is refused any other
-opcode (Python's pickletools).
+Such a file is a zip archive: a pickle, data.pkl, and one member per storage, a
+flat array (torch/serialization.py, since 1.6). A pickle is a program. Here it
+may make constants, tuples, dicts and views of storages; any other opcode is
+refused (Python's pickletools).
 """
 
 import pathlib
@@ -17,7 +17,7 @@ import numpy as np
 
 
 def _view(flat: np.ndarray, first: int, shape, strides, *_) -> np.ndarray:
-  """An array over a storage, inside of which NumPy keeps it."""
+  """Makes an array over a storage; NumPy refuses one that leaves it."""
   size = flat.itemsize
   steps = [x * size for x in strides]
   return np.ndarray(shape, flat.dtype, flat.view('u1'), first * size, steps)
@@ -39,7 +39,7 @@ _DAMAGE = TypeError, AttributeError, LookupError, ArithmeticError, RuntimeError
 
 
 def read(path: pathlib.Path) -> dict[str, np.ndarray]:
-  """The arrays of a file by name, memory-mapped."""
+  """Maps a file's arrays into memory, by name."""
   try:
     with zipfile.ZipFile(path) as archive:
       members = {x.filename: x for x in archive.infolist()}
@@ -57,7 +57,7 @@ def read(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _content(raw: np.ndarray, at: dict[str, zipfile.ZipInfo]) -> Any:
-  """What the pickle of an archive makes, of its bytes and members."""
+  """Runs an archive's pickle, given its bytes and members."""
   (folder,) = (x[:-8] for x in at if x.endswith('/data.pkl'))
 
   def member(name: str) -> np.ndarray:
@@ -74,7 +74,7 @@ def _content(raw: np.ndarray, at: dict[str, zipfile.ZipInfo]) -> Any:
 
 
 def _run(pickle: bytes, storage: Callable[[str], np.ndarray]) -> Any:
-  """What a pickle makes. storage(key) -> its bytes."""
+  """Runs a pickle, returns what it makes. storage(key) -> its bytes."""
   stack, marks, memo = [], [], {}
   for op, arg, _ in pickletools.genops(pickle):
     count = _TAKES.get(op.name, 0)

@@ -12,7 +12,7 @@ import safetensors
 from specdec_jax.io import files
 from specdec_jax.io.arrays import pickled
 
-# Of NumPy -> of safetensors.
+# NumPy's dtype -> its name in safetensors.
 _DTYPES = {
   **{f'float{bits}': f'F{bits}' for bits in (16, 32, 64)},
   **{f'int{bits}': f'I{bits}' for bits in (8, 16, 32, 64)},
@@ -25,8 +25,8 @@ T = TypeVar('T')
 class Stored(NamedTuple):
   """An array in a file.
 
-  dtype: as safetensors calls it, 'BF16'.
-  read: reads it, memory-mapped; of 8-bit floats, which NumPy lacks, the bytes.
+  dtype: its name in safetensors, 'BF16'. read: reads it, memory-mapped; 8-bit
+    floats, which NumPy lacks, as bytes.
   """
 
   dtype: str
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
 
 
 def open_file(path: pathlib.Path) -> dict[str, Stored]:
-  """The arrays of a file by their names; none is read."""
+  """Lists a file's arrays by name; reads none."""
   files.head(path)
   if path.suffix != '.safetensors':
     return {
@@ -54,10 +54,7 @@ def open_file(path: pathlib.Path) -> dict[str, Stored]:
 
 
 def unique(where: object, pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
-  """The pairs by name; ValueError for a name that is there twice.
-
-  where: what the error begins with.
-  """
+  """Makes a dict; ValueError, after `where`, for a name that is there twice."""
   found = {}
   for name, x in pairs:
     if name in found:

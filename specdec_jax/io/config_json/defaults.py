@@ -1,4 +1,4 @@
-"""What a config.json means where it says nothing, and what may not be in it."""
+"""What keys absent from a config.json mean, and what it may not have."""
 
 import json
 import pathlib
@@ -9,20 +9,20 @@ from typing import Any
 _FIELDS = json.loads(
   pathlib.Path(__file__).with_name('defaults.json').read_text('utf-8')
 )
-# What transformers has in the code of a class instead.
+# What transformers has in a class's code instead.
 _MORE: dict[str, dict[str, Any]] = {
   'qwen2': dict(attention_bias=True),
   'gemma3_text': dict(
     rope_theta=1000000.0, rope_local_base_freq=10000.0, sliding_window_pattern=6
   ),
   'smollm3': dict(rope_theta=2000000.0),
-  # Positions: the length of its training; no field of transformers'.
+  # Positions: the length it was trained on; transformers has no such field.
   't5': dict(is_encoder_decoder=True, n_positions=512),
 }
 
 
 def of(kind: str) -> dict[str, Any]:
-  """Returns the values of absent keys, of a model_type."""
+  """Returns a model_type's values for absent keys."""
   return dict(rope_theta=10000.0) | _FIELDS[kind] | _MORE.get(kind, {})
 
 
@@ -59,7 +59,7 @@ NEUTRAL: dict[str, tuple] = {
   **_all('is_causal scale_attn_weights', True),
   'pruned_heads': ({},),
 }
-# Both for an object of rope settings.
+# Both for a rope settings object.
 ROPE: dict[str, Any] = dict(beta_fast=32, beta_slow=1, truncate=True)
 ROPE_NEUTRAL: dict[str, tuple] = {
   **_all(

@@ -1,8 +1,8 @@
 """Reads config.json of a Hugging Face folder into an LMConfig.
 
-There is one function for each family of models. Keys are those of transformers
-4 and 5. A setting that models.lm does not support is refused, and so is a key
-of another family that changes the model there.
+Each family has one function. Keys are those of transformers 4 and 5. Refuses
+settings that models.lm does not support, and other families' keys that would
+change the model there.
 """
 
 import dataclasses
@@ -28,10 +28,7 @@ _WITH_IMAGES = {'gemma3': 'gemma3_text', 'mistral3': 'mistral'}
 def from_json(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[model_config.LMConfig, names.Naming]:
-  """Reads a config.json: returns (settings, naming of the weights).
-
-  path: for error messages.
-  """
+  """Reads the config.json at `path` into (settings, naming for weights)."""
   raw = _text(raw)
   kind = raw.get('model_type')
   if not isinstance(kind, str) or kind not in FAMILIES:
@@ -48,10 +45,7 @@ def from_json(
 
 
 def _text(raw: dict[str, Any]) -> dict[str, Any]:
-  """Returns the settings of the language model of one that sees images.
-
-  Texts alone pass through nothing else of it.
-  """
+  """Takes the text settings out of a model that sees images too."""
   kind, own = raw.get('model_type'), raw.get('text_config')
   if kind == 'mimo':  # with a module that drafts (io.published.eagle_folder)
     return raw | dict(model_type='qwen2')
@@ -149,10 +143,8 @@ def _gemma3(s: Json) -> dict[str, Any]:
 
 
 def _gemmas(s: Json, period: int) -> dict[str, Any]:
-  """Returns settings common to Gemma 2 and 3.
-
-  Without layer_types, every period-th layer is a global one.
-  """
+  """Returns what Gemma 2 and 3 share. Every period-th layer is global, unless
+  layer_types says which."""
   s.seen.add('hidden_act')  # hidden_activation takes its place
   found: dict[str, Any] = _sizes(s) | dict(act=_act(s, 'hidden_activation'))
   numbers = range(1, found['depth'] + 1)
@@ -184,11 +176,8 @@ def _gpt2(s: Json) -> dict[str, Any]:
 
 
 def _t5(s: Json) -> dict[str, Any]:
-  """Reads T5 1.0 and 1.1, which differ in their MLP and in their head.
-
-  Whether the head is tied is for the weights to tell: transformers 5 writes
-  tie_word_embeddings=true for every T5.
-  """
+  """Reads T5 1.0 and 1.1, which differ in MLP and head. The weights tell if it
+  is tied: transformers 5 writes tie_word_embeddings=true for every T5."""
   s.check(feed_forward_proj=('relu', 'gated-gelu'), is_encoder_decoder=(True,))
   width, depth = s.integer('d_model'), s.integer('num_layers')
   gated = s.value('feed_forward_proj') == 'gated-gelu'
@@ -255,7 +244,7 @@ def _window(s: Json) -> int | None:
 
 
 def _alike(s: Json, window: int | None) -> dict[str, Any]:
-  """Returns the same window of all layers, None for none."""
+  """Gives all layers the same window, or none."""
   kind = _GLOBAL if window is None else _LOCAL
   return _windows(s, [kind] * s.integer('num_hidden_layers'), window, (kind,))
 
@@ -263,11 +252,8 @@ def _alike(s: Json, window: int | None) -> dict[str, Any]:
 def _windows(
   s: Json, kinds: list[str], window: int | None, allowed: tuple = ()
 ) -> dict[str, Any]:
-  """Returns the window of every layer.
-
-  kinds: of attention of each layer, if the file does not say.
-  allowed: what it may say; (): either, if there is a window.
-  """
+  """Returns each layer's window. kinds: what attention each has, if the file
+  does not say. allowed: what it may say; (): either, if there is a window."""
   allowed = allowed or (_GLOBAL, _LOCAL)[: 1 if window is None else 2]
   depth, kinds = len(kinds), s.value('layer_types', kinds)
   listed = isinstance(kinds, list) and len(kinds) == depth

@@ -1,4 +1,4 @@
-"""Checked access to a config.json, which remembers what has been read."""
+"""Reads keys of a config.json with checks, and remembers which."""
 
 import dataclasses
 import math
@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-  """Keys of a JSON object; null counts as an absent key but for `nullable`.
+  """Keys of a JSON object; null counts as absent, but for `nullable`.
 
-  path: of the file, for error messages. raw: its content.
-  defaults: values of absent keys. seen: the keys that were asked for.
+  path: for error messages. defaults: for absent keys. seen: keys asked for.
   """
 
   path: pathlib.Path
@@ -21,7 +20,7 @@ class Json:
   seen: set[str] = dataclasses.field(default_factory=set)
 
   def value(self, key: str, derived: Any = None) -> Any:
-    """Returns the value, the default, or what is derived from other keys."""
+    """Returns the value, the default, or what other keys derive."""
     found = self.nullable(key)
     found = self.defaults.get(key) if found is None else found
     return derived if found is None else found
@@ -57,7 +56,7 @@ class Json:
     return None if self.nullable(key) is None else self.number(key)
 
   def check(self, **allowed: tuple) -> None:
-    """Refuses other values than these; an absent key or null is allowed."""
+    """Refuses other values than these; allows an absent key or null."""
     for key, values in allowed.items():
       self.seen.add(key)
       found = self.raw.get(key)
@@ -66,10 +65,8 @@ class Json:
         self.refuse(f'{key}={found!r}', ', '.join(words))
 
   def check_rest(self, neutral: Mapping[str, tuple]) -> None:
-    """Refuses keys that change a model and were not asked for.
-
-    neutral: such keys, each with the values under which it changes nothing.
-    """
+    """Refuses unread keys that change a model. neutral: such keys, each with
+    the values under which it changes nothing."""
     rest = [key for key in self.raw if key in neutral and key not in self.seen]
     self.check(**{key: neutral[key] for key in rest})
 

@@ -1,6 +1,5 @@
-"""Reads the rope settings of a config.json, in the forms of transformers 4
-(rope_scaling beside rope_theta) and 5 (rope_parameters, of which rope_scaling
-takes the place)."""
+"""Reads the rope settings in a config.json: transformers 4 writes rope_scaling
+beside rope_theta, 5 rope_parameters. rope_scaling wins over the latter."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -57,7 +56,7 @@ def objects(s: Json) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the same as `read`, of one set of rope settings."""
+  """Reads one set of rope settings; returns what `read` does."""
   context = s.integer('max_position_embeddings')
   # A key beside the object wins over one in it.
   first = 'original_max_position_embeddings'
@@ -74,7 +73,7 @@ def one(s: Json, rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dynamic(at: Json, *_) -> dict[str, Any]:
-  """Scales nothing: only beyond the context frequencies would depend on the
+  """Scales nothing: only beyond the context would frequencies depend on the
   text's length, and every cached key would have to be rotated anew."""
   at.number('factor')
   return dict(rope_scaling=None)
@@ -102,8 +101,8 @@ def _yarn(at: Json, context: int, first: int) -> dict[str, Any]:
 
 
 def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
-  """Takes the divisors of short texts, and a context of their length: in longer
-  ones others would hold for all tokens, those before included."""
+  """Takes the divisors for short texts, and their length as context: longer
+  texts need others for all tokens, earlier ones included."""
   factor = at.number('factor', context / first)
   size = 1.0
   if first < 2:
@@ -121,7 +120,7 @@ def _longrope(at: Json, context: int, first: int) -> dict[str, Any]:
   return dict(rope_scaling=scaling, context=min(context, first))
 
 
-# Each from the rope settings, the context and the context of training.
+# Each from the rope settings, the context and the training context.
 _KINDS: dict[str, Callable[[Json, int, int], dict[str, Any]]] = {
   'default': lambda *_: dict(rope_scaling=None),
   'none': lambda *_: dict(rope_scaling=None),

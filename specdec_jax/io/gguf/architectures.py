@@ -1,8 +1,6 @@
-"""Settings and names of weights of a .gguf file of one of ARCHS.
-
-Absent fields mean what they mean to llama.cpp. Q and K of arch llama are put
-back in Hugging Face's row order, so that every model here rotates halves.
-"""
+"""Reads settings and weight names from a .gguf file, for each of ARCHS. Absent
+fields mean what they do in llama.cpp. Q and K of llama go back to Hugging
+Face's row order, so that every model here rotates halves."""
 
 import dataclasses
 import math
@@ -38,7 +36,7 @@ _WIDTHS = (
   'rope.dimension_count rope.dimension_count_swa attention.value_length '
   'attention.key_length_swa attention.value_length_swa'
 ).split()
-# What absent fields stand for: of all architectures, and of each.
+# What absent fields mean: in all architectures, and in each.
 _COMMON: dict[str, Any] = {
   'rope.freq_base': 10000.0,
   'rope.scaling.type': 'linear',
@@ -62,7 +60,7 @@ _OWN: dict[str, dict[str, Any]] = {
 def open_file(
   path: pathlib.Path, source: str
 ) -> tuple[model_config.LMConfig, names.Reader, container.File]:
-  """Settings and weights of a file; the weights are read when asked for."""
+  """Reads a file's settings; its weights only when asked for."""
   file = container.parse(path)
   arch = file.field('general.architecture', str)
   if arch not in ARCHS:
@@ -86,7 +84,7 @@ def open_file(
 
 
 def _settings(file: container.File, arch: str) -> model_config.LMConfig:
-  """Refuses fields that would change the model and were not asked for."""
+  """Reads the settings; refuses unread fields that would change the model."""
   start = f'{arch}.'
   own = {
     k.removeprefix(start): x.tolist() if isinstance(x, np.ndarray) else x
@@ -144,7 +142,7 @@ def _common(s: Json, file: container.File) -> dict[str, Any]:
 
 
 def _scaling(s: Json, context: int) -> rope.Scaling | None:
-  """The scaling of frequencies; a factor without a type is linear."""
+  """Returns how frequencies are scaled; a factor without a type is linear."""
   kind = s.value('rope.scaling.type')
   if kind not in ('none', 'linear', 'yarn'):
     s.refuse(f'rope.scaling.type {kind!r}', "absent, 'none', 'linear', 'yarn'")
@@ -166,8 +164,8 @@ def _scaling(s: Json, context: int) -> rope.Scaling | None:
 
 
 def _divided(file: container.File, config: model_config.LMConfig):
-  """The settings with the scaling whose divisors of the frequencies the file
-  holds: that of Llama 3.1 and later (low 1, high 4, context 8192)."""
+  """Adds the scaling that has the frequency divisors in the file: only that of
+  Llama 3.1 and later (low 1, high 4, context 8192)."""
   divisors = np.asarray(file.read('rope_freqs.weight'), np.float64).reshape(-1)
   llama3 = rope.RopeScaling(factor=float(divisors.max()))
   scaled = dataclasses.replace(config, rope_scaling=llama3)
@@ -186,10 +184,8 @@ def _divided(file: container.File, config: model_config.LMConfig):
 
 
 def _gemma(s: Json, common: dict[str, Any], big: int) -> dict[str, Any]:
-  """Settings that Gemma 2 and 3 share.
-
-  big: the depth of the 27B model, whose queries are scaled by width / heads.
-  """
+  """Returns settings that Gemma 2 and 3 share. big: the depth of the 27B model,
+  which scales queries by width / heads."""
   depth, width = common['depth'], common['width']
   scalar = width // common['heads'] if depth == big else common['head_dim']
   key = 'attention.sliding_window'

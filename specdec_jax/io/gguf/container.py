@@ -1,8 +1,7 @@
-"""Reads the container of a .gguf file; its tensors, dequantised or as stored.
+"""Reads a .gguf file: its fields, and tensors dequantised or as stored.
 
-Layout of the file:
-https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. This parser opens a
-file in a 24th of the time of the gguf package's own.
+See https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for the layout.
+Opens a file in a 24th of the time that the gguf package takes.
 """
 
 import dataclasses
@@ -28,10 +27,8 @@ _STRING, _ARRAY = 8, 9
 
 
 class Tensor(NamedTuple):
-  """A tensor on disk.
-
-  shape: in numpy's order, the reverse of the file's. raw: its bytes, mapped.
-  """
+  """A tensor on disk. shape: in numpy's order, the reverse of the file's. raw:
+  its bytes, mapped."""
 
   shape: tuple[int, ...]
   kind: gguf.GGMLQuantizationType
@@ -40,10 +37,8 @@ class Tensor(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """An open file, or several with one model: fields, and tensors on disk.
-
-  parts: the paths of several.
-  """
+  """An open file: fields, and tensors on disk. parts: the paths, if several
+  files hold one model."""
 
   path: pathlib.Path
   fields: Mapping[str, Any]
@@ -51,7 +46,7 @@ class File:
   parts: Sequence[pathlib.Path] = ()
 
   def read(self, name: str) -> np.ndarray:
-    """One tensor, dequantised: float32, or float64 where stored so."""
+    """Dequantises one tensor: to float32, or float64 where stored so."""
     t = self.tensors[name]
     if t.kind == gguf.GGMLQuantizationType.F32:
       return t.raw.view(np.float32).reshape(t.shape)
@@ -66,7 +61,7 @@ class File:
       ) from e
 
   def blocks(self, name: str) -> np.ndarray:
-    """One matrix as it is stored: uint8 [rows, blocks, bytes of a block]."""
+    """Returns a matrix as stored: uint8 [rows, blocks, bytes per block]."""
     t = self.tensors[name]
     return t.raw.reshape(t.shape[0], -1, gguf.GGML_QUANT_SIZES[t.kind][1])
 
@@ -82,8 +77,8 @@ class File:
     return value
 
   def label(self) -> tuple[str, str]:
-    """('SmolLM2-135M-Instruct', 'Q4_1'): the name and the commonest type of its
-    numbers; ('SmolLM2-135M-Instruct (F16)', '') if that is no quantised one."""
+    """Returns (name, the type with most bytes): ('SmolLM2-135M-Instruct',
+    'Q4_1'); ('SmolLM2-135M-Instruct (F16)', '') if not quantised."""
     sizes: dict[str, int] = {}
     for t in self.tensors.values():
       sizes[t.kind.name] = sizes.get(t.kind.name, 0) + t.raw.size
@@ -95,11 +90,11 @@ class File:
 
 
 def parse(path: pathlib.Path) -> File:
-  """Opens a file, or the first of several, with the tensors of all of them.
+  """Opens a file, or the first of several, with the tensors of all.
 
-  gguf-split cuts a model into files, NAME-00001-of-00003.gguf. llama.cpp
-  (src/llama-model-loader.cpp) is given the first, which has the settings, and
-  finds the others by their names.
+  gguf-split cuts a model into NAME-00001-of-00003.gguf and so on. As in
+  llama.cpp (src/llama-model-loader.cpp), the first has the settings, and the
+  names of the others follow from its own.
   """
   file = _parse(path)
   count = file.field('split.count', int, 1)
@@ -128,11 +123,9 @@ def parse(path: pathlib.Path) -> File:
 
 
 def _parse(path: pathlib.Path) -> File:
-  """Opens and checks a file; tensors stay on disk until read.
-
-  Every count and size is checked against the bytes that are there before
-  anything is allocated, so a cut or damaged file is one ValueError.
-  """
+  """Opens and checks a file; tensors stay on disk until read. Checks every
+  count and size against the bytes there before it allocates anything: a cut or
+  damaged file is one ValueError."""
   if files.head(path)[:4] != MAGIC:
     raise ValueError(f'{path}: not a GGUF file')
   with open(path, 'rb') as f:
@@ -154,7 +147,7 @@ def _parse(path: pathlib.Path) -> File:
 
 
 class _Cursor:
-  """Reads forward through the header, never past the end of the file."""
+  """Reads forward through the header, never past the file's end."""
 
   def __init__(self, path: pathlib.Path, data: mmap.mmap):
     self.path, self.data, self.at = path, data, len(MAGIC)
@@ -199,7 +192,7 @@ class _Cursor:
 
 
 def _tensors(cursor: _Cursor, count: int, fields) -> dict[str, Tensor]:
-  """The tensor table, with offsets from the start of the file."""
+  """Reads the tensor table, with offsets from the file's start."""
   path, entries = cursor.path, {}
   for _ in range(count):
     name = cursor.string('the name of a tensor')

@@ -1,7 +1,5 @@
-"""The tokenizer inside a GGUF file, as a tokenizers.Tokenizer.
-
-Pre-tokenizers, bos and ends are those of llama.cpp's src/llama-vocab.cpp.
-"""
+"""Reads the tokenizer in a GGUF file into a tokenizers.Tokenizer. Takes
+pre-tokenizers, bos and ends from llama.cpp's src/llama-vocab.cpp."""
 
 import functools
 from collections.abc import Sequence
@@ -29,10 +27,9 @@ _GPT2 = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
 class Pre(NamedTuple):
   """What tokenizer.ggml.pre stands for.
 
-  steps: the pre-tokenizers.
-  whole: a word that is a token is taken without merges.
+  steps: the pre-tokenizers. whole: take a word that is a token without merges.
   bos: bos comes first, unless the file says otherwise.
-  normal: text is composed first (NFC), as Qwen's own tokenizer does.
+  normal: compose text first (NFC), as Qwen's own tokenizer does.
   """
 
   steps: Sequence[pre_tokenizers.PreTokenizer]
@@ -66,8 +63,8 @@ PRE = {
   'tekken': Pre(words.split(words.TEKKEN), whole=True, bos=True),
 }
 
-# Beside the ends of turns, texts that llama.cpp's loader takes for the end of
-# a reply: of a text, and of a file in code.
+# What ends a reply in llama.cpp's loader beside ends of turns: texts that end a
+# text, and a file in code.
 ENDS = '<|endoftext|> <|end_of_text|> </s> <eos> [EOS] <|tool_response>'.split()
 # Of each the first that there is, unless a field names one.
 CODE_ENDS = {
@@ -132,7 +129,7 @@ def read(file: File, source: str) -> text.Tokenizer:
 
 
 def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
-  """Returns the other tokens that llama.cpp's loader lets end a reply."""
+  """Returns the other tokens that end a reply for llama.cpp's loader."""
   texts = specials.ids_of(inner, ENDS)
   if '<|tool_response>' in texts:  # Gemma 4, where </s> is a tag of HTML
     texts.pop('</s>', None)
@@ -144,7 +141,7 @@ def _ends_by_text(inner: tokenizers.Tokenizer, fields) -> list[int]:
 
 
 def _column(file, name: str, count: int, usual: float) -> list[float]:
-  """Reads a number of each token; usual: the value of an absent field."""
+  """Reads a number per token; `usual` where the field is absent."""
   absent = np.full(count, usual)
   values = file.field(f'tokenizer.ggml.{name}', np.ndarray, absent)
   if len(values) != count:
@@ -203,10 +200,8 @@ def _sentencepiece(file, ids, tokens, kinds):
 
 def _merges(ids, tokens, kinds, scores) -> list[tuple[str, str]]:
   """Returns every pair of tokens that joins to a token, by its score.
-
-  SentencePiece stores scores instead of merges and joins the pair whose result
-  scores highest, which is BPE with the merges in this order.
-  """
+  SentencePiece stores scores, not merges, and joins the pair whose result
+  scores highest: BPE with the merges in this order."""
   normal = [i for i, kind in enumerate(kinds) if kind == NORMAL]
   plain = {tokens[i] for i in normal}
   out = []

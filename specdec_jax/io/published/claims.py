@@ -1,4 +1,4 @@
-"""What a folder claims of its draft, and what else may be meant."""
+"""What a folder claims about its draft, and what else it may mean."""
 
 import re
 from collections.abc import Callable
@@ -13,12 +13,10 @@ Reading = tuple[str, ...]
 
 
 class Claim(NamedTuple):
-  """What a folder says of its draft.
+  """What a folder says about its draft.
 
-  layers: a config.json of its decoder layers.
-  taps: as types.Model.apply has them.
-  settings: of EagleConfig.
-  more: by how much ids of layers in its config.json are more than taps.
+  layers: a config.json for its decoder layers. settings: for EagleConfig.
+  taps: as in types.Model.apply. more: layer ids in its config.json less taps.
   """
 
   layers: dict[str, Any]
@@ -31,7 +29,7 @@ Change = Callable[[Claim, Arrays], tuple[Claim, Arrays]]
 
 
 def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
-  """{an answer that is not the claim's: what it changes} of each question."""
+  """Returns, for each question, {answer unlike the claim: its change}."""
   own, reads = claim.settings, claim.settings['reads']
   turn = lambda x: np.roll(x, x.shape[1] // 2, 1)
   beside = r'layers\.0\.self_attn\.[qkv]_proj' if reads == 'beside' else 'fc'
@@ -68,7 +66,7 @@ def questions(claim: Claim, depth: int) -> list[dict[str, Change]]:
 def read_as(
   claim: Claim, arrays: Arrays, depth: int, reading: Reading
 ) -> tuple[Claim, Arrays]:
-  """The claim and the arrays under these answers; (): as they are."""
+  """Changes the claim and the arrays to these answers; (): to none."""
   for changes, answer in zip(questions(claim, depth), reading, strict=False):
     if answer:
       claim, arrays = changes[answer](claim, arrays)

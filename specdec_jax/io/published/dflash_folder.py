@@ -1,8 +1,6 @@
-"""DFlash drafts as others publish them: a folder with config.json and weights.
-
-In the forms of their authors (z-lab), of speculators, and of DeepSpec, which
-saves them as DSpark drafts without a Markov head.
-"""
+"""Reads published DFlash drafts, folders with config.json and weights, in the
+forms of its authors (z-lab), speculators and DeepSpec, which saves them as
+DSpark drafts without a Markov head."""
 
 import os
 import pathlib
@@ -25,10 +23,8 @@ def fit(
   put: jax.sharding.Sharding | None = None,
   reading: claims.Reading = (),
 ) -> tuple[eagle.Blocks, types.Params]:
-  """(settings, weights.draft) of a draft for this target.
-
-  source: as `find` has it; the rest is as in eagle_folder.fit.
-  """
+  """Returns (settings, weights.draft), fitted to this target. source: as in
+  `find`; the rest as in eagle_folder.fit."""
   where, folder = f'dflash {source}', find(source)
   block = _block(folder, where, target)
   config, params = eagle_folder.fit(folder, where, target, put, _claim, reading)
@@ -38,7 +34,7 @@ def fit(
 
 
 def find(source: str | os.PathLike) -> pathlib.Path:
-  """The folder of 'hf:org/name' or of a path."""
+  """Returns the folder at 'hf:org/name' or a path."""
   folder = eagle_folder.find(source)
   if folder is None:
     raise ValueError(f'dflash {source}: no such folder; give {FORM}')
@@ -48,7 +44,7 @@ def find(source: str | os.PathLike) -> pathlib.Path:
 def questions(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[tuple[str, ...], ...]:
-  """What a folder leaves open, as drafters.readings has it."""
+  """Returns what a folder leaves open, for drafters.readings."""
   where, folder = f'dflash {source}', find(source)
   return eagle_folder.questions(folder, where, target, _claim)
 
@@ -56,7 +52,7 @@ def questions(
 def _block(
   folder: pathlib.Path, where: str, target: load.LanguageModel
 ) -> tuple[int, int, int]:
-  """mask, size and first of eagle.Blocks, as config.json claims them."""
+  """Returns eagle.Blocks' mask, size and first, as config.json claims."""
   raw = files.read_json(folder / 'config.json')
   kind, *_ = raw.get('architectures') or ['']
   kind = raw.get('speculators_model_type', kind)
@@ -76,7 +72,7 @@ def _block(
 
 
 def _claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:
-  """speculators numbers taps by the layer that reads them, from 1."""
+  """Reads a claim; speculators numbers taps by the layer they feed, from 1."""
   said = raw | (raw.get('dflash_config') or {})
   above = said.get('aux_hidden_state_layer_ids')
   taps = [i - 1 for i in above] if above else said.get('target_layer_ids')

@@ -1,8 +1,8 @@
-"""Files of drafts: arrays, and facts such as the tokenizer's fingerprint.
+"""Draft files: arrays, and facts such as the tokenizer's fingerprint.
 
-A source is a file, or zoo:NAME for a draft that comes with the library. First
-what all kinds share; then the layer of drafters.eagle, and drafts of
-drafters.lm that are some layers on the target's own embedding and head.
+A source is a file, or zoo:NAME for a draft in the library. First what all kinds
+share; then the layer for drafters.eagle, and drafts for drafters.lm: some
+layers on the target's own embedding and head.
 """
 
 import dataclasses
@@ -45,11 +45,8 @@ def write(
   arrays: Mapping[str, np.ndarray],
   about: Mapping[str, Any],
 ) -> None:
-  """Writes a draft's file atomically; ValueError if it cannot be written.
-
-  about: facts; those that are not strings are written as JSON. They must
-    include 'tokenizer', the fingerprint of the target's tokenizer.
-  """
+  """Writes a draft's file atomically; ValueError if it cannot. about: facts, as
+  JSON unless strings; 'tokenizer' must be the fingerprint of the target's."""
   about = {**about, 'format': _FORMAT.format(kind)}
   facts = {k: x if type(x) is str else json.dumps(x) for k, x in about.items()}
   try:
@@ -64,7 +61,7 @@ def write(
 
 
 def find(kind: str, source: str | os.PathLike) -> pathlib.Path:
-  """The file of a source; ValueError if there is none."""
+  """Returns a source's file; ValueError if there is none."""
   scheme, _, name = os.fspath(source).partition(':')
   file = pathlib.Path(os.path.abspath(source))
   if scheme == 'zoo':
@@ -81,10 +78,8 @@ def find(kind: str, source: str | os.PathLike) -> pathlib.Path:
 def read(
   kind: str, source: str | os.PathLike
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-  """(arrays, facts) of a file; all facts are strings.
-
-  ValueError: no such file, one of another kind, or a damaged one.
-  """
+  """Returns the (arrays, facts) in a file; all facts are strings. ValueError:
+  no such file, one of another kind, or a damaged one."""
   file = find(kind, source)
   try:
     with safetensors.safe_open(file, 'numpy') as opened:
@@ -109,7 +104,7 @@ def fitted(
   target: load.LanguageModel,
   fit: Callable[[dict[str, np.ndarray], dict[str, str]], Any],
 ) -> Any:
-  """fit(arrays, facts) of a file; kept in the target, which it is for."""
+  """Returns fit(arrays, facts) for a file; kept in the target."""
   key = kind, *files.stamp([find(kind, source)])
 
   def read_and_fit():
@@ -138,7 +133,7 @@ _TRAIN = 'train one for this target with scripts/distill.py'
 
 
 def _check_shapes(kind: str, source, found, wanted) -> None:
-  """Raises ValueError for arrays that a target's draft lacks, or has not."""
+  """Raises ValueError for arrays missing, unknown or in other shapes."""
   shapes = lambda arrays: {name: x.shape for name, x in arrays.items()}
   where, who = f'{kind} {source}', 'drafts of this target'
   names.check(where, shapes(wanted), shapes(found), who, f'; {_TRAIN}')
@@ -148,11 +143,10 @@ def _check_shapes(kind: str, source, found, wanted) -> None:
 
 
 class Eagle(NamedTuple):
-  """The content of an EAGLE draft's file.
+  """What an EAGLE draft file holds.
 
   taps: the target's layers whose residual streams are its features.
-  layer: parameters of the draft's layer, by flat name.
-  ids: the draft's vocabulary, as ids of the target.
+  layer: its parameters, by flat name. ids: its vocabulary, as target ids.
   about: how and for which target it was made; 'tokenizer' is a fingerprint.
   """
 
@@ -163,7 +157,7 @@ class Eagle(NamedTuple):
 
 
 def write_eagle(path: str | os.PathLike, draft: Eagle) -> None:
-  """Writes a file atomically; ValueError if it cannot be written."""
+  """Writes a file atomically; ValueError if it cannot."""
   arrays = draft.layer | {'ids': np.asarray(draft.ids, np.int32)}
   write(EAGLE, path, arrays, draft.about | {'taps': draft.taps})
 
@@ -181,7 +175,7 @@ def _eagle(arrays, about) -> Eagle:
 def eagle_for(
   source: str | os.PathLike, target: load.LanguageModel, put=None
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """fit_eagle of a file or an untrained layer; once for each target."""
+  """Calls fit_eagle on a file or an untrained layer; once for each target."""
   if os.fspath(source).startswith('random:'):
     drawn = lambda: fit_eagle(_random(source, target), source, target, put)
     return target.once((EAGLE, os.fspath(source)), drawn)
@@ -190,7 +184,7 @@ def eagle_for(
 
 
 def _random(source, target: load.LanguageModel) -> Eagle:
-  """A layer over the target's last one, of which only the speed is right."""
+  """Draws a layer over the target's last one; only its speed is right."""
   seed = os.fspath(source).partition(':')[2]
   if not seed.isdecimal():
     raise ValueError(f'eagle {source}: must be random:SEED, as in random:0')
@@ -205,11 +199,8 @@ def fit_eagle(
   target: load.LanguageModel,
   put: jax.sharding.Sharding | None = None,
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """Returns (config, weights.draft) of a draft, on its target's devices.
-
-  source: of the file, for error messages.
-  put: the sharding of the draft's parameters; None: the default device.
-  """
+  """Returns (config, weights.draft), on the target's devices. source: for error
+  messages. put: the sharding of its parameters; None: the default device."""
   config = check_eagle(draft, source, target)
   return eagle_folder.placed(config, draft.layer, draft.ids, target, put)
 
@@ -217,10 +208,8 @@ def fit_eagle(
 def check_eagle(
   draft: Eagle, source: str | os.PathLike, target: Any
 ) -> eagle.EagleConfig:
-  """Returns the config of a draft; refuses one for other sizes or ids.
-
-  target: a LanguageModel, or a Source whose weights are not read yet.
-  """
+  """Returns a draft's config; refuses one for other sizes or ids. target: a
+  LanguageModel, or a Source whose weights are not read yet."""
   try:
     config = eagle.settings(target.config, draft.taps)
   except ValueError as error:
@@ -251,9 +240,9 @@ def write_layers(
   params: types.Params,
   about: Mapping[str, Any],
 ) -> None:
-  """Writes a file atomically: kernels as int8, with a step for each output.
+  """Writes a file atomically: kernels as int8, with a step per output.
 
-  config, params: of the draft; params of SHARED may be those of any model.
+  config, params: of the draft, without SHARED, which may be any model's.
   about: how and for which target it was made; 'tokenizer' is a fingerprint.
   """
   config, flat = convert.plain(config, params)
@@ -274,11 +263,8 @@ def write_layers(
 def layers_for(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> load.LanguageModel:
-  """The draft of a file, made once for a target, whose arrays it shares.
-
-  It has the target's dtype, layout on devices and kernels. ValueError: no such
-  file, a damaged one, or of another target.
-  """
+  """Returns a file's draft, made once for a target; shares its arrays, dtype,
+  layout and kernels. ValueError: no file, damage, or another target's."""
   fit = lambda *content: _layers(source, target, *content)
   return fitted(LAYERS, source, target, fit)
 
@@ -322,7 +308,7 @@ def _plain(config: model_config.LMConfig) -> model_config.LMConfig:
 
 
 def _laid_out(config, flat, layout) -> types.Params:
-  """The parameters of a file nested, as the target has its own."""
+  """Nests a file's parameters as the target has its own."""
   if config.run.scan_layers:
     parts = {n.split('/', 2)[2] for n in flat if n.startswith('layers/')}
     stack = lambda x: np.stack(

@@ -1,7 +1,5 @@
-"""Writes drafts as eagle_folder and dflash_folder read them.
-
-An EAGLE-3 and a DFlash in the form of speculators, an MTP in that of MiMo.
-"""
+"""Writes drafts for eagle_folder and dflash_folder to read: EAGLE-3 and DFlash
+as speculators does, MTP as in MiMo."""
 
 import pathlib
 from typing import Any
@@ -25,11 +23,11 @@ def save(
 ) -> None:
   """Writes a folder; its reader's fit gives the same parameters bit for bit.
 
-  One that is there is replaced. Without an embedding or, of an MTP, a head it
-  has the target's; unlike MiMo's, one may draft some ids only.
+  Replaces one that is there. Without an embedding or, for an MTP, a head it
+  uses the target's; unlike MiMo's, an MTP may draft some ids only.
 
-  draft: as fit makes it of such a folder, not fused.
-  params: of eagle.Eagle, nested, and perhaps 'head' [H, R] and 'embed' [V, H].
+  draft: as fit makes it from such a folder, not fused.
+  params: eagle.Eagle's, nested, and perhaps 'head' [H, R] and 'embed' [V, H].
   ids: the draft's vocabulary [R], ascending.
   verifier: the target, as speculators finds it: 'org/name' or a path.
   """
@@ -54,7 +52,7 @@ def save(
 
 
 def _as_mimo(arrays: eagle_folder.Arrays) -> eagle_folder.Arrays:
-  """The arrays of an MTP by the names that MiMo gives them."""
+  """Gives an MTP's arrays MiMo's names."""
   modules = {ours: theirs for theirs, ours in eagle_folder.MTP_MODULES.items()}
   out = {}
   for name, x in arrays.items():
@@ -67,7 +65,7 @@ def _as_mimo(arrays: eagle_folder.Arrays) -> eagle_folder.Arrays:
 
 
 def _settings(draft, config: eagle.EagleConfig, size: int, target: str) -> dict:
-  """config.json; ids of layers are one more than those of the taps."""
+  """Makes config.json; its layer ids are the taps plus one."""
   kind, tokens = 'eagle3', 3
   if isinstance(draft, eagle.Blocks):
     kind, tokens = 'dflash', draft.size - draft.first

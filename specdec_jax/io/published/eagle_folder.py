@@ -1,9 +1,9 @@
-"""Drafts as others publish them: a folder with config.json and weights.
+"""Reads published drafts: a folder with config.json and weights.
 
-EAGLE-1 and 2, which differ in how they are decoded; and EAGLE-3 in the forms of
-its authors, SpecForge and AngelSlim, of speculators and of DeepSpec, with what
-EAGLE-3.1 adds. And the MTP module inside a MiMo, which drafts as EAGLE does. A
-folder says what it claims to be; drafters.readings measures whether it is.
+EAGLE-1 and 2, which differ only in decoding; EAGLE-3 as its authors, SpecForge,
+AngelSlim, speculators and DeepSpec write it, with EAGLE-3.1's additions; and
+the MTP module in a MiMo, which drafts as EAGLE does. A folder says what it
+claims to be; drafters.readings measures whether it is.
 """
 
 import dataclasses
@@ -46,7 +46,7 @@ Form = Callable[[str, dict[str, Any], Arrays, int], claims.Claim]
 
 
 def find(source: str | os.PathLike) -> pathlib.Path | None:
-  """The folder of 'hf:org/name' or of a path; None if the path is of a file."""
+  """Returns the folder at 'hf:org/name' or a path; None if that is a file."""
   folder = download.local(source)
   return folder if folder.is_dir() else None
 
@@ -59,11 +59,11 @@ def fit(
   form: Form | None = None,
   reading: claims.Reading = (),
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """(config, weights.draft) of a published draft for this target.
+  """Returns (config, weights.draft) from a published draft for this target.
 
   where: what errors begin with.
-  put: the sharding of the draft's parameters; None: the default device.
-  form: what its config.json says; None: that of EAGLE's forms.
+  put: how the draft's parameters are sharded; None: the default device.
+  form: reads a claim from config.json; None: in the forms of EAGLE.
   reading: answers to `questions`; (): all is as the folder claims.
   """
   claim, arrays = _claimed(folder, where, target, form, reading)
@@ -93,11 +93,8 @@ def placed(
   put: jax.sharding.Sharding | None,
   **own: np.ndarray,
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """(config, weights.draft) of these arrays, as the target runs.
-
-  layer: parameters of models.eagle.Eagle, by flat name.
-  ids, own: see models.eagle.weights.
-  """
+  """Places these arrays as the target runs: (config, weights.draft). layer: of
+  models.eagle.Eagle, by flat name. ids, own: see models.eagle.weights."""
   place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
   shapes, run = eagle.shapes(config), target.config.run
   nested = lm.nest({n: place(x, shapes[n].dtype) for n, x in layer.items()})
@@ -117,7 +114,7 @@ def placed(
 
 
 def paths(folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files that a draft is read from; ValueError if one is missing."""
+  """Lists the files that a draft is read from; ValueError if one is missing."""
   settings = folder / 'config.json'
   files.read_json(settings)
   return [settings, *hf.weight_files(folder)]
@@ -139,7 +136,7 @@ def _claimed(
 def questions(
   folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
 ) -> tuple[tuple[str, ...], ...]:
-  """What a folder leaves open, as drafters.readings has it."""
+  """Returns what a folder leaves open, for drafters.readings."""
   claim, _ = _claimed(folder, where, target, form)
   return tuple(tuple(x) for x in claims.questions(claim, target.config.depth))
 
@@ -150,7 +147,7 @@ def questions(
 def _claim(
   where: str, raw: dict[str, Any], arrays: Arrays, depth: int
 ) -> claims.Claim:
-  """The claim of a folder in one of EAGLE's forms."""
+  """Reads a folder's claim in one of EAGLE's forms."""
   kind, llama = raw.get('speculators_model_type'), {'model_type': 'llama'}
   if kind == 'eagle3':
     layers = {'model_type': 'qwen3'} | raw.get('transformer_layer_config', {})
@@ -163,7 +160,7 @@ def _claim(
   if kind is None and 'layers.0.hidden_norm.weight' in arrays:
     if 'target_layer_ids' in raw:  # DeepSpec
       return claims.Claim(raw, tuple(raw['target_layer_ids']), _norms(raw))
-    # Of EAGLE's authors, SpecForge and AngelSlim. Ids in eagle_config are of
+    # By EAGLE's authors, SpecForge and AngelSlim. eagle_config has the ids of
     # the layers whose outputs are taps, as SGLang reads them.
     inner = raw.get('eagle_config') or {}
     taps = inner.get(_AUX) or _below(raw, depth)
@@ -180,14 +177,13 @@ def _claim(
 
 
 def _below(raw: dict[str, Any], depth: int) -> tuple[int, ...]:
-  """Layers of which the ids are one more, as vLLM has them; without any, the
-  usual three."""
+  """Returns the ids less one, as in vLLM; without any, the usual three."""
   ids = raw.get(_AUX) or (2, depth // 2, depth - 3)
   return tuple(i - 1 for i in ids)
 
 
 def _norms(raw: dict[str, Any]) -> dict[str, Any]:
-  """fc_norm and norm_output are EAGLE-3.1's."""
+  """Reads norms; fc_norm and norm_output are EAGLE-3.1's."""
   joined = 'joined' if raw.get('norm_before_fc') else 'none'
   return dict(
     reads='beside',
@@ -203,10 +199,8 @@ def _config(
   arrays: Arrays,
   target: load.LanguageModel,
 ) -> eagle.EagleConfig:
-  """The settings of the draft, in the target's dtype, not fused.
-
-  How many layers and heads there are is counted in the arrays.
-  """
+  """Returns the draft's settings, in the target's dtype, not fused. Counts
+  layers and heads in the arrays."""
   numbers = {m[1] for n in arrays if (m := re.match(r'layers\.(\d+)\.', n))}
   counts: dict[str, Any] = dict(num_hidden_layers=len(numbers))
   heads = claim.layers.get('num_attention_heads')
@@ -249,7 +243,7 @@ def _check_target(where, config, claim: claims.Claim, target) -> None:
 
 
 def _arrays(folder: pathlib.Path) -> Arrays:
-  """The arrays of a folder, by the names that speculators gives EAGLE's."""
+  """Reads a folder's arrays, under the names that speculators gives EAGLE's."""
   opened = map(stored.open_file, hf.weight_files(folder))
   every = stored.unique(folder, (pair for x in opened for pair in x.items()))
   inside, out = any(name.startswith(MTP) for name in every), []
@@ -270,8 +264,7 @@ def _arrays(folder: pathlib.Path) -> Arrays:
 def _places(
   where: str, config: eagle.EagleConfig, arrays: Arrays
 ) -> dict[str, tuple[str, bool]]:
-  """{parameter of the layers: (its stored name, whether it is transposed)},
-  checked to be complete."""
+  """Returns what `named` does, checked to be complete."""
   H, V = config.block.width, config.block.vocab
   shapes = {n: x.shape for n, x in arrays.items() if n not in IDS}
   places, needed = named(config), {}
@@ -291,7 +284,7 @@ def _places(
 
 
 def named(config: eagle.EagleConfig) -> dict[str, tuple[str, bool]]:
-  """{parameter of the layers: (its stored name, whether it is transposed)}."""
+  """Maps each layer parameter to (its stored name, whether transposed)."""
   each, context = config.tap_norm == 'each', config.reads == 'context'
   joined = config.reads == 'joined'
   modules = {
@@ -317,10 +310,8 @@ def named(config: eagle.EagleConfig) -> dict[str, tuple[str, bool]]:
 def _vocabulary(
   where: str, arrays: Arrays, target: load.LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
-  """(ids of the target that it drafts [R], whether those are real ones).
-
-  d2t holds how much larger each id is in the target's vocabulary.
-  """
+  """Returns (the target's ids that it drafts [R], whether each is real). d2t
+  holds how much larger each id is in the target's vocabulary."""
   V = target.config.vocab
   d2t = arrays.get('d2t', np.zeros(V, int))
   R = len(arrays.get(HEAD, d2t))

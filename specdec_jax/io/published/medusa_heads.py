@@ -1,8 +1,8 @@
-"""Reads the heads of Medusa-1 in the three layouts that they are published in.
+"""Reads Medusa-1 heads in the three layouts that are published.
 
-Heads with a matrix each, and heads that share the target's, are files by
-themselves; others lie in a model that was tuned with them. Source: medusa_model
-and medusa_model_legacy of FasterDecoding/Medusa.
+Heads with a matrix each, and heads that share the target's, are separate files;
+others lie in a model tuned with them. Source: medusa_model and
+medusa_model_legacy in FasterDecoding/Medusa.
 """
 
 import os
@@ -30,14 +30,14 @@ INSIDE = 'medusa_head.'
 def fit(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> dict[str, Any]:
-  """The heads of a source by their numbers, read once for a target."""
+  """Returns a source's heads by number, read once for a target."""
   paths = find(source)
   read = lambda: _read(f'medusa {source}', paths, target)
   return target.once(('medusa', *files.stamp(paths)), read)
 
 
 def find(source: str | os.PathLike) -> list[pathlib.Path]:
-  """The files of a source, checked to be there."""
+  """Returns a source's files, checked to be there."""
   path = download.local(source)
   if not path.exists():
     raise ValueError(f'medusa {source}: no such file; give {FORM}')
@@ -67,10 +67,8 @@ def _read(
 def _places(
   where: str, arrays: Mapping[str, Any], target: load.LanguageModel
 ) -> dict[str, str]:
-  """{a parameter: its stored name}, checked to be complete.
-
-  How many heads and layers there are is counted: settings beside them err.
-  """
+  """Maps parameters to stored names, checked to be complete. Counts the heads
+  and layers: settings beside them err."""
   weight = re.compile(r'(\d+)\.(\d+)\.linear\.weight')
   numbers = [m.groups() for x in arrays if (m := weight.fullmatch(x))]
   count, depth = (len({pair[i] for pair in numbers}) for i in range(2))
@@ -85,7 +83,7 @@ def _places(
 
 
 def _names(count: int, depth: int, own: bool) -> dict[str, str]:
-  """{a parameter: its stored name}; own: heads have a matrix each."""
+  """Maps parameters to stored names; own: heads have a matrix each."""
   layers = {
     f'{i}/layers/{j}/{ours}': f'{i}.{j}.linear.{theirs}'
     for i in range(count)
@@ -97,7 +95,7 @@ def _names(count: int, depth: int, own: bool) -> dict[str, str]:
 
 
 def stored_as(heads: Mapping[str, Any]) -> dict[str, np.ndarray]:
-  """Arrays under their stored names, from which `fit` reads these heads."""
+  """Names heads as stored; `fit` reads them from these arrays."""
   first, flat = heads['0'], lm.flatten(heads)
   known = _names(len(heads), len(first['layers']), 'head' in first)
   return {theirs: np.asarray(flat[n]).T for n, theirs in known.items()}

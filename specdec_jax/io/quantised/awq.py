@@ -1,9 +1,9 @@
-"""AWQ's three layouts of 4-bit codes (AutoAWQ, llm-awq).
+"""AWQ's three layouts for 4-bit codes (AutoAWQ, llm-awq).
 
 gemm: qweight [in, out / 8], qzeros [groups, out / 8], scales [groups, out].
 gemv: qweight [out, in / 8], qzeros [out, words], scales [out, 8 words]; more
   words than groups need.
-fast: qweight [out / 4, in] of 16 bits, scales [8 words, out], and qzeros, or
+fast: qweight [out / 4, in] in 16 bits, scales [8 words, out], and qzeros, or
   scaled_zeros, like them: -zero * scale, which is added.
 """
 
@@ -16,7 +16,7 @@ _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def is_gemm(m: form.Module) -> bool:
-  """Whether the parts are those of gemm, and not of GPTQ without g_idx."""
+  """Tells gemm's parts from GPTQ's without g_idx."""
   qweight, scales = m.parts['qweight'].shape, m.parts.get('scales')
   outputs = 8 * qweight[-1] if qweight else 0
   return scales is not None and scales.shape[-1:] == (outputs,)
@@ -51,7 +51,7 @@ def plan(m: form.Module) -> form.Plan:
 
 
 def _words(I: int, group: int) -> int:
-  """Words for the zeros of a row, padded for the kernels of AutoAWQ."""
+  """Counts words for a row's zeros, padded for AutoAWQ's kernels."""
   multiple = 1 if group >= 128 else 2 if group >= 64 else 4
   words = -(-(I // group) // 8)
   return -(-words // multiple) * multiple

@@ -1,8 +1,8 @@
-"""bitsandbytes: four bits of a table (nf4, fp4), and int8.
+"""bitsandbytes: four bits from a table (nf4, fp4), and int8.
 
-Four bits are in blocks of the flat matrix, which may cross its rows; the first
-of two codes is the high half of a byte. The scales of blocks may themselves be
-codes, "double quantised". int8 has a scale a row, of 127.
+Four-bit blocks divide the flat matrix and may cross its rows; the first code is
+a byte's high half. Block scales may be codes themselves, "double quantised".
+int8 has one scale per row, over 127.
 """
 
 import json
@@ -20,7 +20,7 @@ _WIDTHS = {'U8': 1, 'F16': 2, 'BF16': 2, 'F32': 4}
 
 
 def state_of(m: form.Module) -> str:
-  """The part with the settings of four bits; '' if there is none."""
+  """Returns the part with the four-bit settings; '' if there is none."""
   return next((x for x in m.parts if x.startswith(_STATE)), '')
 
 

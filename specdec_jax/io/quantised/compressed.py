@@ -1,7 +1,7 @@
-"""compressed-tensors: integers, packed or not; its floats are those of fp8.
+"""compressed-tensors: integers, packed or not; fp8 reads its floats.
 
-weight_packed [out, in * bits / 32] has a row's codes, less 2^(bits - 1), one
-after the other; until 2025 a word had whole codes only, ten of three bits.
+weight_packed [out, in * bits / 32] has a row's codes in sequence, 2^(bits-1)
+added. Until 2025 a word had whole codes only: ten, if they have three bits.
 weight_zero_point is packed likewise, along the outputs.
 """
 
@@ -48,7 +48,7 @@ def plan(m: form.Module) -> form.Plan:
 
 
 def _inputs(m: form.Module, O: int) -> int:
-  """The columns of a packed matrix, whose shape is stored."""
+  """Returns a packed matrix's columns, from its stored shape."""
   stored, shape = m.kind('weight_shape'), None
   if stored and stored[1] == (2,):
     shape = tuple(m.get('weight_shape').tolist())
@@ -58,12 +58,12 @@ def _inputs(m: form.Module, O: int) -> int:
 
 
 def _words(count: int, bits: int, whole: bool) -> int:
-  """Words for a row of codes; whole: none is in two words."""
+  """Counts words for a row of codes; whole: no code spans two."""
   return -(-count // (32 // bits)) if whole else -(-count * bits // 32)
 
 
 def _packing(m: form.Module, I: int, words: int) -> tuple[int, bool]:
-  """(bits, whether words have whole codes): the one way that fits."""
+  """Returns (bits, whether words have whole codes): the one way that fits."""
   stated = m.stated('num_bits') or BITS
   fits = {
     (bits, whole)

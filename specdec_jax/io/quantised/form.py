@@ -1,5 +1,4 @@
-"""The one form of every quantised matrix, how codes are unpacked, and what a
-checkpoint stores of a matrix, checked when asked for."""
+"""One form for every quantised matrix; unpacks codes, checks stored parts."""
 
 import dataclasses
 import math
@@ -19,11 +18,11 @@ class Form(NamedTuple):
 
   codes: 8-bit integers [R, C], which is [out, in] if `shape` is None.
   scale: [R / block[0], C / block[1]], rounded up; float32.
-  block: the rows and columns of codes that share a scale.
+  block: rows and columns of codes that share a scale.
   zero: integers, as many as scales, or one [1, 1] for all; None is 0.
   minimum: float32, as many as scales; None is 0.
   table: the value of each code, float32; None: the code itself.
-  shape: of the matrix, whose elements codes have one row after the other.
+  shape: of the matrix, whose rows follow each other in codes.
   unit: applied last, in a rounding of its own.
   """
 
@@ -38,7 +37,7 @@ class Form(NamedTuple):
 
 
 def dequantise(form: Form) -> np.ndarray:
-  """The matrix in float32; each operation rounds once."""
+  """Returns the matrix in float32; each operation rounds once."""
   codes, (tall, wide) = form.codes, form.block
   R, C = codes.shape
   if R % tall or C % wide:
@@ -59,13 +58,12 @@ def dequantise(form: Form) -> np.ndarray:
 
 
 def blocks(form: Form, group: int) -> np.ndarray:
-  """The matrix as kernels.quantised keeps it: quantised.group_blocks.
+  """Makes quantised.group_blocks, in which the CPU kernels keep a matrix. Equal
+  to dequantise to the bit if scales have 16 bits, as published ones do; else
+  scale * code rounds, by at most 2^-16 of a scale.
 
-  Its values are dequantise's to the bit if scales have 16 bits, as published
-  ones do. Elsewhere scale * code rounds, by 2^-16 of a scale at most.
-
-  form: of integers, which stay in their order; or of the table NF4.
-  group: codes that a scale and a minimum are stored for, of a block's.
+  form: integers, whose order stays; or codes in the table NF4.
+  group: how many codes get a scale and a minimum; divides form's block.
   """
   codes, (tall, wide) = form.codes, form.block
   O, I = codes.shape
@@ -87,10 +85,8 @@ def blocks(form: Form, group: int) -> np.ndarray:
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
-  """Codes of little-endian words, of 1 to 8 bits along the last axis, as uint8.
-
-  Code i has the bits from i * bits on, across words if need be.
-  """
+  """Unpacks codes of 1 to 8 bits along the last axis of little-endian words, as
+  uint8. Code i starts at bit i * bits and may cross words."""
   raw = np.ascontiguousarray(words).view(np.uint8)
   if extra := -raw.shape[-1] % bits:
     raw = np.pad(raw, ((0, 0), (0, extra)))
@@ -112,11 +108,9 @@ def unpack(words: np.ndarray, bits: int) -> np.ndarray:
 class Plan(NamedTuple):
   """How a matrix will be read.
 
-  kind: what it is stored as, 'GPTQ 4-bit'.
-  shape: [out, in].
-  parts: those that may be there; others of the module have no place.
-  form: reads it.
-  stored: the kind of panels that keeps it, or what there is no such kind for.
+  kind: what it is stored as, 'GPTQ 4-bit'. shape: [out, in]. form: reads it.
+  parts: those it may have; others of the module have no place.
+  stored: the kind of panels that keeps it, or what has no such kind.
   order: column j of its Form is column order[j] of the matrix; None is j.
   """
 
@@ -131,7 +125,7 @@ class Plan(NamedTuple):
 def integers(
   kind: str, shape: tuple[int, int], parts, form, bits: int, group: int, *order
 ) -> Plan:
-  """The Plan of integers of which `group` inputs share a scale."""
+  """Plans integers whose scales each serve `group` inputs."""
   depth = math.gcd(group, shape[1], 128)
   stored = f'U{4 if bits <= 4 else 8}_{depth}'
   stored = stored if depth >= 32 else f'{kind} in groups of {group}'
@@ -142,9 +136,9 @@ def integers(
 class Module:
   """A matrix in a checkpoint.
 
-  source, name: of the checkpoint and its own, 'model.layers.0.mlp.up_proj'.
-  parts: its arrays, by the ends of their names: 'qweight', 'weight.absmax'.
-  settings: the checkpoint's quantization_config.
+  source, name: the checkpoint's and its own, 'model.layers.0.mlp.up_proj'.
+  parts: its arrays, by how their names end: 'qweight', 'weight.absmax'.
+  settings: from quantization_config.
   """
 
   source: str
@@ -156,7 +150,7 @@ class Module:
     return self.parts[part].read()
 
   def kind(self, part: str) -> tuple[str, tuple[int, ...]] | None:
-    """(dtype, shape) of a part, None if there is none."""
+    """Returns a part's (dtype, shape), None if it is absent."""
     return self.parts[part][:2] if part in self.parts else None
 
   def refuse(self, why: str) -> NoReturn:
@@ -170,7 +164,7 @@ class Module:
     self.refuse(f'{why}: {", ".join(each)}')
 
   def matrix(self, part: str, *dtypes: str) -> tuple[int, int]:
-    """The shape of a part, which must be a matrix of one of these types."""
+    """Returns a part's shape; refuses what is no matrix in these dtypes."""
     if part not in self.parts:
       self.refuse(f'no {part} beside {", ".join(sorted(self.parts))}')
     dtype, shape, _ = self.parts[part]
@@ -183,7 +177,7 @@ class Module:
     return self.get(part).astype(np.float32)
 
   def stated(self, *keys: str) -> list[Any]:
-    """What settings say of weights, in each group of compressed-tensors too."""
+    """Returns what settings say about weights; in config_groups, too."""
     groups = self.settings.get('config_groups')
     groups = groups.values() if isinstance(groups, dict) else ()
     inner = [x.get('weights') for x in groups if isinstance(x, dict)]
@@ -193,7 +187,7 @@ class Module:
   def block(
     self, part: str, shape: tuple[int, int], stated: list[Any]
   ) -> tuple[int, int]:
-    """The rows and columns that share a scale, told by the scales' shape."""
+    """Tells the rows and columns that share a scale by the scales' shape."""
     tensor = self.parts.get(part)
     if tensor is None or tensor.dtype not in FLOATS:
       self.misfit(f'no {part} of {" or ".join(FLOATS)}')
@@ -212,14 +206,12 @@ class Module:
     return O // scales[0], I // scales[1]
 
   def scales(self, part: str, shape, block) -> np.ndarray:
-    """The scales of these blocks, as a matrix in float32."""
+    """Returns these blocks' scales, as a matrix in float32."""
     return self.floats(part).reshape(-(-shape[0] // block[0]), -1)
 
   def order(self, part: str, I: int, group: int) -> np.ndarray | None:
-    """The order of inputs that sorts them by their groups; None: they are.
-
-    part: the group of each input; negative ones stand for none.
-    """
+    """Returns the order that sorts inputs by group; None if they are sorted.
+    part: the group of each input; negative ones stand for none."""
     if part not in self.parts:
       return None
     groups, want = self.get(part).reshape(-1), np.arange(I) // group

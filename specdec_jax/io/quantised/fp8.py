@@ -1,8 +1,6 @@
-"""FP8: codes in e4m3, each block, row or whole matrix with a scale.
-
-The scale multiplies, whatever its name says (DeepSeek-V3, Qwen3: blocks of 128
-by 128, those at the edges smaller).
-"""
+"""FP8: e4m3 codes, with one scale for each block, row or whole matrix. The
+scale multiplies, whatever its name says (DeepSeek-V3, Qwen3: blocks are 128 by
+128, smaller at the edges)."""
 
 import ml_dtypes
 import numpy as np

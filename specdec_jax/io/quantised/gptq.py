@@ -1,8 +1,8 @@
 """GPTQ, versions 1 and 2 (AutoGPTQ, GPTQModel, auto-round).
 
-qweight [in * bits / 32, out] has the codes of a column, one after the other;
-qzeros [groups, out * bits / 32] those of a row; scales [groups, out]. g_idx
-[in] has the group of each input, which `desc_act` has mixed.
+qweight [in * bits / 32, out] has a column's codes in sequence; qzeros [groups,
+out * bits / 32] a row's; scales [groups, out]; g_idx [in] each input's group,
+which `desc_act` has mixed.
 """
 
 import math
@@ -50,12 +50,10 @@ def plan(m: form.Module) -> form.Plan:
 
 
 def _zeros(m: form.Module, bits: int, O: int) -> np.ndarray:
-  """The zeros [O, groups], of which version 1 stores each less 1.
-
-  GPTQModel takes one number from each word, so that a zero of 0 borrows from
-  the next one. Some files state the other version. The data of symmetric ones
-  tell: their zeros are all in the middle.
-  """
+  """Returns the zeros [O, groups]; version 1 stores each less 1. GPTQModel
+  takes one number from each word, so that a zero of 0 borrows from the next
+  one. Some files state the wrong version; symmetric ones tell: all zeros are in
+  the middle."""
   words, settings = m.get('qzeros').view(np.uint32), m.settings
   # A 1 for each code of three words; of 3 bits GPTQModel has them backwards.
   ones = sum(1 << i for i in range(0, 96, bits))

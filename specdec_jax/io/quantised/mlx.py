@@ -1,8 +1,8 @@
 """MLX's affine codes: each group of inputs has a scale and a bias.
 
-weight [out, in * bits / 32] has a row's codes, one after the other; scales and
-biases [out, groups]. Embeddings are quantised like the rest. Bits are told by
-the shapes, since not all matrices have those of the settings.
+weight [out, in * bits / 32] has a row's codes in sequence; scales and biases
+[out, groups]. Embeddings are quantised too. Shapes tell the bits: some matrices
+have others than the settings say.
 """
 
 from specdec_jax.io.quantised import form

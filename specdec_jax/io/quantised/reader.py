@@ -1,8 +1,6 @@
 """Reads quantised checkpoints: finds their matrices, dequantises each as asked.
-
-What a matrix is stored as is told by its parts, since settings err; settings
-say what the parts cannot.
-"""
+A matrix's parts tell how it is stored, since settings err; settings say what
+the parts cannot."""
 
 import pathlib
 import re
@@ -58,7 +56,7 @@ _PARTS = re.compile(
 def settings(
   raw: dict[str, Any], path: pathlib.Path
 ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-  """(settings of the quantisation, all others) of a config.json, at `path`."""
+  """Splits a config.json into (its quantisation, all other settings)."""
   inner = raw.get('text_config')
   others = lambda x: {k: y for k, y in x.items() if k not in _KEYS}
   rest, places = others(raw), [raw]
@@ -70,7 +68,7 @@ def settings(
 
 
 def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
-  """The settings under the names that are read here."""
+  """Returns the settings under the names that are read here."""
   if not isinstance(values, dict):
     raise ValueError(f'{path}: quantization_config={values!r}: give an object')
   out: dict[str, Any] = {**values}
@@ -102,10 +100,8 @@ def _checked(values: Any, path: pathlib.Path) -> dict[str, Any]:
 def plan(
   source: str, values: Mapping[str, Any], arrays: Mapping[str, Stored]
 ) -> tuple[dict[str, form.Plan], dict[str, Stored]]:
-  """(how each matrix is read, the arrays that are no part of one), by name.
-
-  Reads no matrix. values: the settings, from `settings`.
-  """
+  """Plans the matrices, reading none; returns ({name: plan}, {name: array in
+  none of them}). values: from `settings`."""
   modules: dict[str, dict[str, Stored]] = {}
   for name, x in arrays.items():
     if match := _PARTS.fullmatch(name):
@@ -126,8 +122,8 @@ def plan(
 
 
 def _own(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-  """The settings of one matrix: an entry of its own comes before the others,
-  by its name or by the first pattern that fits it."""
+  """Returns one matrix's settings: its own entry, by name or by the first
+  pattern that fits, wins over the others."""
   starts = '', 'model.', 'language_model.', 'model.language_model.'
   called = [start + name for start in starts]
   at = lambda key: dict(values.get(key) or {})
@@ -136,7 +132,7 @@ def _own(values: Mapping[str, Any], name: str) -> dict[str, Any]:
   found = [x for k, x in (*values.items(), *rounds) if k in called]
   found += [x for k, x in rounds if re.search(rf'({k})(\.|$)', name)]
   found += [x for k, x in at('dynamic').items() if match(k.removeprefix('+:'))]
-  # An entry of MLX is all that counts, and without its groups has those of 64.
+  # In MLX an entry counts alone; without a group_size it has groups of 64.
   usual = dict(group_size=64) if values['quant_method'] == 'mlx' else {}
   own = next((usual | x for x in found if isinstance(x, dict)), {})
   named = lambda x: match(x[3:]) if x.startswith('re:') else x in called
@@ -155,7 +151,7 @@ def opened(
   plans: Mapping[str, form.Plan],
   plain: Mapping[str, Stored],
 ) -> names.Reader:
-  """A checkpoint as if it had been dequantised, from what `plan` returns."""
+  """Opens what `plan` returns as if it were not quantised."""
   sizes: dict[str, int] = {}
   for x in plans.values():
     sizes[x.kind] = sizes.get(x.kind, 0) + x.shape[0] * x.shape[1]
@@ -167,7 +163,7 @@ def opened(
     return x if order is None else x[:, np.argsort(order)]
 
   def spare(name: str) -> bool:
-    """Whether it is the empty bias that some files give every matrix."""
+    """Tells the empty bias that some files give every matrix."""
     matrix = name.removesuffix('.bias') + '.weight'
     return matrix in plans and not get(name).any()
 
@@ -190,7 +186,7 @@ def opened(
 
 
 def _family(m: form.Module) -> Callable[[form.Module], form.Plan] | None:
-  """What plans a module; None: it is not quantised."""
+  """Returns what plans a module; None if it is not quantised."""
   if 'qweight' in m.parts:
     if 'g_idx' in m.parts:
       return gptq.plan

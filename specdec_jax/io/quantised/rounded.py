@@ -1,10 +1,9 @@
-"""Matrices rounded to groups of integers as they are read, and placed.
+"""Rounds matrices to groups of integers as they are read, and places them.
 
-As weights.Grouped: int8 has one group a column, int4 one for 128 rows of it.
-The head keeps 8 bits, for it makes the logits and, if tied, the embedding.
-
-For the kernels of one CPU as blocks of 32 rows (`pack`), rounded as llama.cpp
-does: there smaller groups cost no time.
+As weights.Grouped, int8 has one group per column, int4 one per 128 rows. The
+head keeps 8 bits: it makes the logits and, if tied, the embedding. For the CPU
+kernels, `pack` rounds blocks of 32 rows as llama.cpp does: there smaller groups
+cost no time.
 """
 
 import functools
@@ -29,12 +28,11 @@ _MOST = 4096
 
 
 def quantise(x: Any, kind: str) -> weights.Grouped:
-  """A matrix, or stacked layers of it, rounded where it lies.
-
-  The least number of a group is the lowest code, the greatest the highest.
+  """Rounds a matrix, or stacked layers, where it lies. The least number in a
+  group gets the lowest code, the greatest the highest.
 
   x: [K, N], or [layers, K, N], whose integers come back on the host.
-  kind: of weights.INTEGERS.
+  kind: in weights.INTEGERS.
   """
   if x.ndim > 2:
     layers = [quantise(layer, kind) for layer in x]
@@ -54,8 +52,7 @@ def _matrix(x_KN: jax.Array, kind: str) -> weights.Grouped:
 
 
 def _sizes(shape: tuple[int, ...], kind: str) -> tuple[int, int, int]:
-  """(G, C, N) of a matrix: all rows, or of int4 128, or 64 or 32 if they
-  divide."""
+  """Returns (G, C, N); C is K; in int4 128, or 64 or 32 if they divide K."""
   K, N = shape[-2:]
   C = math.gcd(K, 128)
   C = C if kind == 'int4' and C >= 32 else K
@@ -65,10 +62,10 @@ def _sizes(shape: tuple[int, ...], kind: str) -> tuple[int, int, int]:
 def kind_of(
   dtype: str, name: str, shape: tuple[int, ...], packs: bool = False
 ) -> str:
-  """What a parameter's matrix is rounded to, by its flat name; '': it stays.
+  """Returns what a parameter is rounded to, by its flat name; '': nothing.
 
   packs: for the CPU kernels, which round the embedding too. Matrices whose rows
-    are no whole blocks stay float32.
+    do not fill whole blocks stay float32.
   """
   ends = name == 'head' or (packs and name == 'embed')
   if dtype not in KINDS or not (ends or name.endswith('/kernel')):
@@ -81,13 +78,13 @@ def kind_of(
 
 
 def shapes(flat: dict[str, Any], kind: str) -> dict[str, Any]:
-  """What `put` makes of parameters: of their shapes, by flat name."""
+  """Returns what `put` makes, from parameters' shapes by flat name."""
   kinds = {name: kind_of(kind, name, x.shape) for name, x in flat.items()}
   return {name: grouped(x, kinds[name]) for name, x in flat.items()}
 
 
 def grouped(x: Any, kind: str) -> Any:
-  """The shapes of a parameter's arrays as a kind of matrix; '': as they are."""
+  """Returns a parameter's shapes when rounded to `kind`; '': as they are."""
   if not kind:
     return x
   depth, (G, C, N) = x.shape[:-2], _sizes(x.shape, kind)
@@ -99,12 +96,9 @@ def grouped(x: Any, kind: str) -> Any:
 def put(
   x: Any, kind: str, where: NamedSharding | None = None, table: bool = False
 ) -> Any:
-  """A parameter in its place, rounded to a kind of codes; '': as it is.
-
-  None if a number is too large for the scales of a kind of blocks.
-
-  table: whether the columns of the matrix are its rows.
-  """
+  """Rounds a parameter to a kind of codes ('': none) and places it. None if a
+  number is too large for a block's scale. table: whether the columns of the
+  matrix are its rows, as in an embedding."""
   if kind in quantised.KINDS:
     return pack(x if table else x.T, kind)
   x = quantise(x, kind) if kind else x
@@ -114,12 +108,9 @@ def put(
 
 
 def shardings(where: NamedSharding, x: Any) -> Any:
-  """Where the arrays of a parameter lie; x: the parameter, or its shapes.
-
-  Rows are split between groups if that divides them, else inside of each.
-
-  where: of the matrix, by Layout.parameter.
-  """
+  """Returns where the arrays of a parameter lie; x: it, or its shapes. Splits
+  rows between groups if that divides them, else inside each. where: the matrix,
+  by Layout.parameter."""
   if not isinstance(x, weights.Grouped):
     return where
   *depth, rows, columns = where.spec
@@ -136,8 +127,7 @@ def shardings(where: NamedSharding, x: Any) -> Any:
 
 
 def pack(x_NK: Any, kind: str) -> weights.Quantised | None:
-  """A matrix as panels of blocks, from its columns; None if a number of theirs
-  is too large for a scale."""
+  """Packs columns into blocks; None if a number is too large for a scale."""
   x_NK, raw = np.asarray(x_NK, np.float32), []
   for i in range(0, len(x_NK), _MOST):
     some = np.ascontiguousarray(x_NK[i : i + _MOST])
@@ -151,14 +141,10 @@ def pack(x_NK: Any, kind: str) -> weights.Quantised | None:
 
 
 def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
-  """The parameters of a draft's own layers for the kernels, packed in place.
-
-  Matrices of floats become int8 blocks where their rows are whole ones and a
-  scale can hold their largest number: how a draft rounds changes how many of
-  its tokens are accepted, and no law.
-
-  name: of the innermost module that they belong to.
-  """
+  """Packs a draft's own layers for the kernels, in place; float matrices to
+  int8 blocks where whole ones fit and a scale can hold their largest number.
+  Such rounding changes how many tokens are accepted, and no distribution. name:
+  the innermost module that they belong to."""
   if library.ready('auto', files.cache_folder(), KINDS['int8']):
     _round(params, name)
   return convert.pack_params(params, name)

@@ -1,8 +1,6 @@
-"""Chat templates, rendered as transformers renders them.
-
-The environment is that of utils/chat_template_utils.py of transformers 5.24:
-its tags, filters, functions and variables, in jinja's sandbox.
-"""
+"""Renders chat templates as transformers does. The environment is
+utils/chat_template_utils.py's in transformers 5.24: its tags, filters,
+functions and variables, in jinja's sandbox."""
 
 import datetime
 import functools
@@ -22,8 +20,8 @@ _ERRORS = TypeError, ValueError, ArithmeticError, LookupError, RecursionError
 
 
 def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Makes a text of each content: joins parts, takes an assistant's None for
-  ''; raises ValueError where there is none."""
+  """Makes each content a text: joins parts, takes an assistant's None for '';
+  ValueError where there is no text."""
   found = []
   for message in messages:
     role, said = message.get('role'), message.get('content')
@@ -45,15 +43,12 @@ def texts(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render(source: str, template: str, messages, specials) -> str:
-  """Renders a conversation, up to the start of the assistant's reply.
+  """Renders a conversation, up to the start of the assistant's reply;
+  ValueError if it cannot, or if a text leaves no trace.
 
-  source: whose template it is, for errors.
-  messages: of `texts`, with what else the template reads; a developer's are the
-    system's where it names none.
-  specials: variables such as bos_token.
-
-  Raises:
-    ValueError: it cannot be rendered, or leaves no trace of a text.
+  source: whose template it is, for errors. specials: such as bos_token.
+  messages: from `texts`, with what else the template reads; a developer's
+    become the system's if it names none.
   """
   if 'developer' not in template:
     role = lambda x: {'role': 'system'} if x['role'] == 'developer' else {}

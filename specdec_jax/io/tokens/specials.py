@@ -1,8 +1,7 @@
-"""Special tokens: what the files beside tokenizer.json add, and ends of turns.
+"""Special tokens: those in files beside tokenizer.json, and ends of turns.
 
-tokenizer_config.json and special_tokens_map.json are read as
-`PreTrainedTokenizerBase._from_pretrained` and `TokenizersBackend` of
-transformers 5.24 read them.
+Reads tokenizer_config.json and special_tokens_map.json as transformers 5.24
+does (`PreTrainedTokenizerBase._from_pretrained`, `TokenizersBackend`).
 """
 
 import pathlib
@@ -40,10 +39,8 @@ _FLAGS = ('single_word', 'lstrip', 'rstrip', 'normalized', 'special')
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a folder's tokenizer_config.json.
-
-  Without added_tokens_decoder, those of special_tokens_map.json come first.
-  """
+  """Reads a folder's tokenizer_config.json. Without added_tokens_decoder,
+  special_tokens_map.json's tokens win."""
   settings = files.read_json(folder / 'tokenizer_config.json', {})
   if settings.get('split_special_tokens'):
     raise ValueError(
@@ -56,11 +53,9 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def named(settings: Mapping[str, Any]) -> dict[str, str]:
-  """Returns texts by the names of chat templates, such as bos_token.
-
-  The standard ones first, then a model's own: other keys that end with _token,
-  and extra_special_tokens where it is a dict.
-  """
+  """Returns texts by their names in chat templates, such as bos_token. The
+  standard ones first, then a model's own: other keys that end with _token, and
+  extra_special_tokens where it is a dict."""
   standard = [f'{name}_token' for name in NAMED]
   own = [x for x in settings if x.endswith('_token') and x not in standard]
   extra = settings.get('extra_special_tokens')
@@ -73,12 +68,10 @@ def named(settings: Mapping[str, Any]) -> dict[str, str]:
 def add(
   inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
-  """Adds the tokens of the settings that tokenizer.json lacks.
-
-  They get the next ids, in the order of the ids in added_tokens_decoder; then
-  come tokens that are only named. A token that is there gets their flags; one
-  with a name is special, unless added_tokens_decoder passes over it.
-  """
+  """Adds the settings' tokens that tokenizer.json lacks, under the next ids:
+  those in added_tokens_decoder, in the order of its ids, then those only named.
+  Tokens that are there get their flags; named ones are special, unless
+  added_tokens_decoder passes over them."""
   keys = 'extra_special_tokens', 'additional_special_tokens'
   extra = settings.get(keys[0]) or settings.get(keys[1])
   extra = extra if isinstance(extra, list) else []
@@ -112,12 +105,12 @@ def add(
 def rebuild(
   inner: tokenizers.Tokenizer, folder: pathlib.Path, settings: Mapping[str, Any]
 ) -> None:
-  """Gives a Llama's tokenizer the steps of transformers' LlamaTokenizer, and
-  Mistral's the pattern of Tekken where fix_mistral_regex asks for it.
+  """Gives a Llama's tokenizer transformers' LlamaTokenizer steps, and Mistral's
+  the Tekken pattern where fix_mistral_regex asks for it.
 
-  LlamaTokenizer takes the vocabulary of tokenizer.json alone; `legacy` and
-  `add_prefix_space` say where a word begins with a space: at the start of a
-  text, behind special tokens, too, or nowhere.
+  LlamaTokenizer takes only the vocabulary from tokenizer.json; `legacy` and
+  `add_prefix_space` say where a word begins with a space: at a text's start,
+  behind special tokens, too, or nowhere.
   """
   family = files.read_json(folder / 'config.json', {}).get('model_type')
   large = inner.get_vocab_size(with_added_tokens=False) > 100_000
@@ -146,7 +139,7 @@ def rebuild(
 def turn_ends(
   inner: tokenizers.Tokenizer, more: Iterable[str] = ()
 ) -> list[int]:
-  """Returns ids of the tokens of TURN_ENDS and of more texts, in order."""
+  """Returns the ids for TURN_ENDS and more texts, in order."""
   found = ids_of(inner, (*TURN_ENDS, *more))
   if any(all(x in found for x in calls) for calls in _CALLS):
     found.pop('<|end|>', None)
@@ -164,7 +157,7 @@ def hide(inner: tokenizers.Tokenizer, ids: Iterable[int]) -> None:
 
 
 def ids_of(inner: tokenizers.Tokenizer, texts: Iterable[str]) -> dict[str, int]:
-  """Returns the ids of those texts that are tokens."""
+  """Returns the ids for those texts that are tokens."""
   pairs = ((x, inner.token_to_id(x)) for x in texts)
   return {text: i for text, i in pairs if i is not None}
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a spiece.model, which T5's older folders have."""
+"""Reads a tokenizer from spiece.model, which T5's older folders have."""
 
 import pathlib
 import struct
@@ -10,11 +10,8 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 
 
 def read(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
-  """Reads the unigrams of a file, then <extra_id_99> to <extra_id_0>.
-
-  As T5Converter of transformers 5.23 has them. The file is a protocol buffer,
-  whose fields have the numbers of sentencepiece_model.proto.
-  """
+  """Reads a file's unigrams, then <extra_id_99> to <extra_id_0>, as T5Converter
+  does in transformers 5.23. sentencepiece_model.proto numbers the fields."""
   unknown, control = 2, 3  # types of pieces
   try:
     fields = _fields(path.read_bytes())
@@ -44,6 +41,6 @@ def read(path: pathlib.Path, extra: int) -> tokenizers.Tokenizer:
 
 
 def _fields(message: bytes) -> list[tuple[int, Any]]:
-  """Returns (number, value) of each field of a protocol buffer."""
+  """Returns a protocol buffer's fields as (number, value)."""
   found = unknown_fields.UnknownFieldSet(empty_pb2.Empty.FromString(message))
   return [(x.field_number, x.data) for x in found]

@@ -1,4 +1,4 @@
-"""Text from ids that come one by one."""
+"""Makes text from ids that come one by one."""
 
 import functools
 import itertools
@@ -10,15 +10,15 @@ from specdec_jax.io.tokens import words
 
 
 class Stream:
-  """The text of ids as they come, cut where a stop string is completed.
+  """Text from ids as they come, cut where a stop string is completed.
 
-  text: of all ids so far, as Tokenizer.decode gives it; before the stop string.
+  text: so far, as Tokenizer.decode gives it; before the stop string.
   ready: how many of its first characters no later id changes or cuts off.
   stopped: whether a stop string was completed; no id may follow.
 
-  Text may change after an id is read: half a character waits for the other
-  half, and `tokenizers` decodes a run of bytes (<0xE4>, as of Llama 2) as a
-  whole, each of them as U+FFFD unless all of it is UTF-8.
+  Text may change after an id is read. Half a character waits for the other
+  half. `tokenizers` decodes a run of bytes (<0xE4>, as in Llama 2) as a whole:
+  each is U+FFFD unless all are UTF-8.
   """
 
   def __init__(self, tokenizer: Any, stop: Sequence[str] = ()):
@@ -66,10 +66,8 @@ class Stream:
 
 
 def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
-  """Returns where to cut: the start of the stop string completed first.
-
-  Not the one that begins first: a stream would have cut before it ends.
-  """
+  """Returns where to cut: the start of the stop string completed first. Not the
+  one that begins first: a stream would have cut before it ends."""
   found = ((text.find(x, start), x) for x in stop)
   ends = [(at + len(x), at) for at, x in found if at >= 0]
   return min(ends)[1] if ends else None
@@ -77,7 +75,7 @@ def _find_stop(text: str, stop: Sequence[str], start: int) -> int | None:
 
 @functools.lru_cache(maxsize=8)  # 512 searches
 def run_bytes(tokenizer: Any) -> set[int]:
-  """Returns ids of bytes that decode in runs; none without byte fallback."""
+  """Returns the byte ids that decode in runs; none without byte fallback."""
   inner = tokenizer.inner
   if inner.decoder is None or inner.decoder.decode(['<0x41>']) != 'A':
     return set()
@@ -87,7 +85,7 @@ def run_bytes(tokenizer: Any) -> set[int]:
 
 
 def _is_hidden(tokenizer: Any, i: int) -> bool:
-  """Tells whether decode leaves an id out: a special token, or none at all."""
+  """Tells whether decode drops an id: a special token, or none at all."""
   return not tokenizer.decode([i]) and (
     tokenizer.inner.id_to_token(i) is None
     or bool(tokenizer.decode([i], special=True))
@@ -109,11 +107,9 @@ def bytes_of(tokenizer: Any, i: int) -> bytes:
 
 
 def texts_of(tokenizer, before: Sequence[int], ids: Sequence[int]) -> list[str]:
-  """Returns the text that each id adds; '' inside a character.
-
-  Joined they equal the text of all ids, even where a later byte invalidates
-  earlier ones, which a stream cannot take back.
-  """
+  """Returns the text that each id adds; '' inside a character. Joined they
+  equal the whole text, even where a later byte invalidates earlier ones, which
+  a stream cannot take back."""
   # A few earlier tokens decide on a leading space or half a character, and a
   # run of bytes is decoded as a whole.
   begin, in_run = max(0, len(before) - 16), run_bytes(tokenizer)

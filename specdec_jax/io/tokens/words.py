@@ -1,4 +1,4 @@
-"""Patterns by which byte-level tokenizers cut text into words."""
+"""Patterns that byte-level tokenizers cut text into words by."""
 
 import tokenizers
 from tokenizers import pre_tokenizers
@@ -14,7 +14,7 @@ TEKKEN = rf'{_CASED}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{CUT}'
 
 
 def byte_characters() -> dict[str, int]:
-  """Returns each byte by the printable character of GPT-2's BPE."""
+  """Maps GPT-2's printable characters to their bytes."""
   plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
   moved = [b for b in range(256) if b not in plain]
   found = {chr(b): b for b in plain}
