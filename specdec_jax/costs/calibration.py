@@ -1,8 +1,5 @@
-"""Times the parts of a window alone: a pass by its width, and drafting.
-
-Independent of acceptance: passes are timed with scripted drafts, drafting
-without a target.
-"""
+"""Times a window's parts alone: a pass by its width, and drafting. Acceptance
+does not matter: passes have scripted drafts, drafting has no target."""
 
 import functools
 import pathlib
@@ -26,7 +23,7 @@ RUNS = pathlib.Path(__file__).with_name('runs.json')
 
 
 class Calibration(NamedTuple):
-  """Times of the parts of a window, in plain steps but for `step`."""
+  """Times of a window's parts, in plain steps but for `step`."""
 
   step: float  # seconds of a plain step of the target
   verify: dict[int, float]  # v(n), the cost of a verify pass, by its width n
@@ -41,9 +38,8 @@ def calibrate(
   arms: Sequence[Any], request: decode.Request, repeats: int
 ) -> Calibration:
   """Times all parts of bench.plan's arms, plain decoding first, alternating.
-
-  request: full rows; its limits minus its lengths are the windows of a sample.
-  """
+  The request has full rows; a sample's windows are its limits minus its
+  lengths."""
   engines = {id(arm.engine): arm.engine for arm in arms[1:]}
   counts = {0, 1, *(arm.gamma for arm in arms)}
   compiling = printing.track(engines.values(), 'compiling the parts')
@@ -62,11 +58,9 @@ def calibrate(
 
 
 def measure(engine, rows: int = 1) -> dict[str, list[float]]:
-  """Costs of the windows of one engine, for drafters.adaptive; see `costs`.
-
-  At so many rows, on a mesh at least one for each of its parts, greedy, with
-  some 128 tokens in the cache; takes a few seconds.
-  """
+  """Measures one engine's windows for drafters.adaptive; see `costs`. Takes a
+  few seconds: greedy, some 128 tokens in the cache, `rows` rows, on a mesh at
+  least one for each of its parts."""
   gamma, request = engine.drafter.gamma, _request(engine, rows)
   found = _parts([engine], request, {0, 1, gamma})
   seconds = parts_lib.seconds(found, range(REPEATS))
@@ -76,11 +70,9 @@ def measure(engine, rows: int = 1) -> dict[str, list[float]]:
 
 
 def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
-  """Costs of windows with 0 to gamma drafts, over those of one without.
-
-  'verify' is of the target's pass; under each drafter's name, of drafting. As
-  drafters.adaptive.params takes them.
-  """
+  """Computes costs of windows with 0 to gamma drafts, over one without, as
+  drafters.adaptive.params takes them: 'verify' is the target's pass; a
+  drafter's name is its drafting."""
   counts = np.arange(gamma + 1)
   passes = at_width(found.verify, counts[1:] + 1)
   out: dict[str, Any] = {'verify': np.array([found.idle, *passes])}
@@ -90,11 +82,9 @@ def costs(found: Calibration, gamma: int) -> dict[str, list[float]]:
 
 @functools.cache
 def between_runs() -> tuple[float, int]:
-  """(error of costs from one run to the next, runs that tell it).
-
-  The root mean square of each run's mean logarithm of measured over explained:
-  of the user's own runs where four are known, else of all.
-  """
+  """Returns (error of costs from one run to the next, runs that tell it): the
+  root mean square over each run's mean log(measured / explained), from the
+  user's own runs where four are known, else from all."""
   own = files.cache_folder() / RUNS.name
   kept = [files.read_json(x, {'runs': []})['runs'] for x in (own, RUNS)]
   rows = kept[0] if len(kept[0]) >= 4 else sum(kept, [])
@@ -104,14 +94,14 @@ def between_runs() -> tuple[float, int]:
 
 
 def interpolated(timed: Mapping[int, float], wanted) -> np.ndarray:
-  """Costs at any numbers of tokens; linear between those timed."""
+  """Interpolates costs linearly between timed numbers of tokens."""
   tokens, costs = zip(*sorted(timed.items()), strict=True)
   return np.interp(wanted, tokens, costs)
 
 
 def at_width(timed: Mapping[int, float], wanted) -> np.ndarray:
-  """Costs of passes over numbers of tokens: each is as wide as the least that
-  was timed and holds them, as in the loop."""
+  """Looks up the costs of passes over numbers of tokens: each is as wide as the
+  narrowest timed one that holds them, as in the loop."""
   tokens, costs = zip(*sorted(timed.items()), strict=True)
   return np.asarray(costs)[np.searchsorted(tokens, wanted)]
 
@@ -119,11 +109,8 @@ def at_width(timed: Mapping[int, float], wanted) -> np.ndarray:
 def _parts(
   engines: Iterable[Any], request: decode.Request, counts: set[int]
 ) -> dict[tuple[str, int], parts_lib.Part]:
-  """Compiles every part but the plain step.
-
-  By ('verify', tokens of the pass), where 0 is of a window without drafts, and
-  by (name of the drafter, number of drafts).
-  """
+  """Compiles every part but the plain step. Keys are ('verify', tokens in the
+  pass), 0 for a window without drafts, and (drafter's name, drafts)."""
   out: dict[tuple[str, int], parts_lib.Part] = {}
   for engine in engines:
     for j in engine.options.bodies(engine.drafter.gamma):
@@ -138,13 +125,13 @@ def _parts(
 
 
 def _methods(engine) -> Sequence[method.Method]:
-  """What is timed of an engine: its drafter, or those that it is around."""
+  """Lists what is timed in an engine: its drafter, or those that it wraps."""
   alone = method.Method(engine.drafter, engine.weights.draft)
   return engine.parts or (alone._replace(draft=engine.draft),)
 
 
 def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:
-  """Windows that propose `count` of the engine's gamma, as a part; compiled."""
+  """Compiles windows that propose `count` of the engine's gamma, as a part."""
   fixed = engine.weights._replace(draft=()), request, jnp.int32(count)
   # One program serves all drafters of this gamma.
   drafter = decode.PLAIN._replace(gamma=engine.drafter.gamma)
@@ -159,7 +146,7 @@ def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:
 def _propose(
   engine, part: method.Method, count: int, request: decode.Request
 ) -> parts_lib.Part:
-  """Drafting, in samples of 0.1 s or more: a lookup takes no time."""
+  """Compiles drafting, in samples of 0.1 s or more: a lookup takes no time."""
   asked = request._replace(gamma_B=jnp.full_like(request.gamma_B, count))
   fixed = engine.weights._replace(draft=part.params), asked
   loop = engine.loop._replace(drafter=part.drafter)
@@ -178,7 +165,7 @@ def _windows(request: decode.Request) -> int:
 
 
 def _of(step: float, found: Mapping[tuple[str, int], float]) -> Calibration:
-  """The Calibration of one time of every part."""
+  """Builds a Calibration from one time for every part."""
   by: dict[str, dict[int, float]] = {}
   # More tokens do not take less time: where they seem to, it was noise. A plain
   # step is the least, then a window that proposes nothing.

@@ -1,8 +1,8 @@
-"""The cost model of speculative decoding: formulas only, nothing is measured.
+"""Models the cost of speculative decoding: formulas only, no measurements.
 
 Leviathan et al. 2023, https://arxiv.org/abs/2211.17192. alpha is the mean of
-sum min(p, q); c is the time of a draft step over that of a plain target step;
-v(n) is the time of an n-wide verify over a plain step, v(1) = 1.
+sum min(p, q); c is a draft step's time over a plain target step's; v(n) is an
+n-wide verify's time over a plain step's, v(1) = 1.
 """
 
 import heapq
@@ -13,10 +13,8 @@ LATER = 0.2
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
-  """E[tokens of a window], equation 1: (1 - a^(g + 1)) / (1 - a).
-
-  Assumes that tokens are accepted independently with probability alpha.
-  """
+  """Computes E[tokens of a window], equation 1: (1 - a^(g + 1)) / (1 - a), as
+  if tokens were accepted independently with probability alpha."""
   assert 0 <= alpha <= 1 and gamma >= 0, (alpha, gamma)
   if alpha == 1:
     return gamma + 1.0
@@ -24,19 +22,17 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 
 
 def improvement(alpha: float, gamma: int, c: float, v: float = 1) -> float:
-  """Expected wall time improvement, theorem 3.8: E / (g c + v).
-
-  v: v(gamma + 1); the theorem assumes that it is 1.
-  """
+  """Computes the expected wall time improvement, theorem 3.8: E / (g c + v),
+  with v = v(gamma + 1), which the theorem assumes to be 1."""
   return expected_tokens(alpha, gamma) / (gamma * c + v)
 
 
 def tree_tokens(alpha: float, nodes: int, levels: int) -> float:
-  """E[tokens of a window] with the likeliest nodes of a tree.
+  """Computes E[tokens of a window] with a tree's likeliest nodes.
 
-  1 and the chance of each node that all on its path are accepted, as in
-  Sequoia (Chen et al. 2024, https://arxiv.org/abs/2402.12374, section 4.1): a
-  node's first child with alpha, each other with LATER of what is left.
+  Adds to 1 each node's chance that all on its path are accepted, as in Sequoia
+  (Chen et al. 2024, https://arxiv.org/abs/2402.12374, section 4.1): a node's
+  first child with alpha, each other with LATER of what is left.
   """
   total, heap = 1.0, [(-alpha, 1.0, 1.0 - alpha, 1)]
   for _ in range(nodes):
@@ -51,6 +47,6 @@ def tree_tokens(alpha: float, nodes: int, levels: int) -> float:
 
 
 def best(improvements: dict[int, float]) -> int:
-  """The gamma of the largest improvement; 0 (do not speculate) if all <= 1."""
+  """Picks the gamma that improves most; 0 (do not speculate) if all <= 1."""
   gamma = max(improvements, key=improvements.__getitem__, default=0)
   return gamma if improvements and improvements[gamma] > 1 else 0

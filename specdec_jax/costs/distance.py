@@ -1,7 +1,7 @@
-"""What storing a model otherwise costs: its distance from another loading.
+"""Measures a model's distance from another loading, stored otherwise.
 
 Speculative decoding is exact for the target as it is stored, in its own
-arithmetic; what storing it in fewer bits changed is measured here.
+arithmetic; this measures what fewer bits changed.
 """
 
 import functools
@@ -39,16 +39,13 @@ def between(
   *,
   chunk: int,
 ) -> Distance:
-  """The Distance of the target from `reference`, over the prompts' own tokens.
-
-  Both are on the same devices.
-
-  requests: the prompts, placed as for decoding with the target.
-  prompts: their number; rows after them are copies, which fill a batch.
+  """Measures the target's Distance from `reference`, on the same devices, over
+  the tokens of `prompts` prompts, placed in requests as for decoding; rows
+  after them are copies, which fill a batch.
 
   Raises:
-    ValueError: another tokenizer, or an encoder, which reads the prompts, or
-      no token that another comes before.
+    ValueError: another tokenizer, or an encoder, which reads the prompts, or no
+    token that another comes before.
   """
   if target.start is not None or reference.start is not None:
     raise ValueError(
@@ -80,9 +77,8 @@ def between(
 
 
 def divergence(p_BTV: Array, r_BTV: Array) -> Array:
-  """kl of log-probabilities: the sum of r log(r / p) + p - r, none below 0.
-
-  Of r log(r / p), which cancel, float32 leaves 1e-7. Of near ones the series.
+  """Computes kl of log-probabilities: sum r log(r / p) + p - r, none below 0.
+  The r log(r / p) cancel and leave 1e-7 in float32; near ones use the series.
   """
   gap_BTV = jnp.where(r_BTV > -jnp.inf, p_BTV - r_BTV, 1)
   r = jnp.exp(r_BTV)
@@ -99,7 +95,7 @@ def _columns(
   models: tuple[types.Model, types.Model],
   chunk: int,
 ) -> Sequence[Array]:
-  """Of each token: its total variation, kl, agreement, and losses, [B, L]."""
+  """Computes each token's total variation, kl, agreement, losses, [B, L]."""
 
   def columns(index_T, *logits):
     p_BTV, r_BTV = (

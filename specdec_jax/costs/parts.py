@@ -1,8 +1,8 @@
-"""The parts of a window alone, as programs to be timed: verifying, drafting.
+"""Runs a window's parts alone, as programs to be timed: verifying, drafting.
 
-Neither reads a prompt: rows begin at their lengths over a cache of zeros, for
-the time of a pass depends on how many slots it sees, not on what they hold. A
-source is read, before what is timed.
+Neither reads a prompt: rows begin at their lengths over a cache of zeros, for a
+pass's time depends on how many slots it sees, not on what they hold. A source
+is read before timing.
 """
 
 import functools
@@ -20,11 +20,8 @@ Array = jax.Array
 
 
 def timed(run: Callable, *args) -> tuple[float, Any]:
-  """Returns (seconds, result) of run(*args).
-
-  Seconds are those of process 0 in all: what follows from them has to be the
-  same everywhere.
-  """
+  """Returns (seconds, result) of run(*args); seconds are process 0's in all, so
+  that what follows from them is the same everywhere."""
   start = time.perf_counter()
   result = jax.block_until_ready(run(*args))
   took = time.perf_counter() - start
@@ -41,7 +38,7 @@ class Part(NamedTuple):
 def seconds(
   parts: Mapping[Any, Part], rounds: Iterable
 ) -> dict[Any, list[float]]:
-  """Seconds a step of every part in every round; the parts take turns."""
+  """Times a step of every part in every round; the parts take turns."""
   none = {
     key: min(timed(part.walk, 0)[0] for _ in range(3))
     for key, part in parts.items()
@@ -64,11 +61,11 @@ def verify_along(
   *,
   loop: decode.Loop,
 ):
-  """Runs `steps` windows of drafts that propose `count` tokens at no cost.
+  """Runs `steps` windows whose drafts propose `count` tokens at no cost.
 
-  Windows start at the request's lengths, and again at each limit. Of the loop's
-  drafter only gamma counts; 0 is plain decoding. Returns a number that uses all
-  the work.
+  Windows start at the request's lengths, and again at each limit. Only gamma
+  counts of the loop's drafter; 0 is plain decoding. Returns a number that uses
+  all the work.
   """
   gamma = loop.drafter.gamma
   drafter = scripted.make(gamma=gamma) if gamma else decode.PLAIN
@@ -102,13 +99,12 @@ def propose_along(
   *,
   loop: decode.Loop,
 ):
-  """Runs only the drafter, for `steps` windows along a fixed text.
+  """Runs only the drafter, for `steps` windows along a fixed text, prompts and
+  what follows them to limit_B.
 
-  Where the texts end it starts again, with the state that it had. The target is
-  not run: features are zeros, and a drafter in its cache finds there what it
-  wrote. Returns a number that uses all the work.
-
-  request: prompts with the text after them, which ends at limit_B.
+  At the end it starts again, with the state that it had. The target does not
+  run: features are zeros, and a drafter in its cache finds there what it wrote.
+  Returns a number that uses all the work.
   """
   cache = _cache(loop.target, weights, request)
   before_BLE, after_BNE = _features(loop, weights, request, cache)
@@ -137,7 +133,7 @@ def propose_along(
 
 
 def _features(loop: decode.Loop, weights, request, cache):
-  """Zeros like the features of init and commit, None for one without taps."""
+  """Returns zeros like init's and commit's features, None without taps."""
   (B, L), taps = request.tokens_BL.shape, loop.drafter.taps
   if not taps:
     return None, None
@@ -150,13 +146,13 @@ def _features(loop: decode.Loop, weights, request, cache):
 
 
 def _cache(target, weights, request):
-  """The target's cache, without a prompt."""
+  """Opens the target's cache, without a prompt."""
   rows, slots = request.tokens_BL.shape
   return forward.open_cache(target, weights.target, rows, slots, request.source)
 
 
 def _sum(draft: types.Draft) -> Array:
-  """A sum of all of a draft: XLA can leave out nothing that makes it."""
+  """Sums a whole draft: XLA can leave out nothing that makes it."""
   total = jnp.sum(draft.tokens_BK) + jnp.sum(draft.count_B)
   if draft.q_BKV is not None:  # A real window reads what is written here.
     total += jnp.sum(draft.q_BKV[..., 0]).astype(total.dtype)

@@ -1,4 +1,4 @@
-"""A drafter that proposes a given text: for calibration and tests."""
+"""Drafts a given text, for calibration and tests."""
 
 import functools
 
@@ -9,9 +9,9 @@ from specdec_jax import types
 
 @functools.cache  # an equal drafter would be compiled again
 def make(*, gamma: int) -> types.Drafter:
-  """Proposes gamma tokens of a given text (the script), at no cost.
+  """Proposes gamma tokens from a given text (the script), at no cost.
 
-  weights.draft is (script_BL, count_BL): the token to propose at each index of
+  weights.draft is (script_BL, count_BL): the token to propose at each index in
   the row, and the most tokens to propose in a window that starts there. The
   target's greedy text with some tokens replaced gives any acceptance; wrong
   tokens everywhere give windows in which nothing is accepted.

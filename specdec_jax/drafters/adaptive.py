@@ -1,4 +1,4 @@
-"""Drafting as many tokens as pay, by what a row has accepted so far."""
+"""Drafts as many tokens as pay, by what a row has accepted so far."""
 
 import dataclasses
 import functools
@@ -38,20 +38,15 @@ class Settings(fields.Checked):
 
 
 class Costs(NamedTuple):
-  """Costs of the parts of a window with 0 to gamma drafts, in plain steps.
-
-  verify_N: of the target's pass. draft_N: of drafting.
-  """
+  """Costs of passing over and of drafting 0 to gamma tokens, in plain steps."""
 
   verify_N: types.Array
   draft_N: types.Array
 
 
 class Params(NamedTuple):
-  """weights.draft: that of the drafter, and its Costs (traced).
-
-  few: the Costs of fewer rows, by how many, of a pool that narrows.
-  """
+  """weights.draft: the drafter's own, and its Costs (traced); `few` has them
+  for fewer rows, by how many, for a pool that narrows."""
 
   inner: Any
   costs: Costs
@@ -61,13 +56,9 @@ class Params(NamedTuple):
 def for_target(
   target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
 ) -> method.Method:
-  """Sizes the windows of `inner`, the method of settings.drafter.
-
-  Of a hybrid each part is sized, by what it alone has accepted: where a match
-  of lookup has not paid, the other one drafts.
-
-  ValueError for costs that are missing or damaged.
-  """
+  """Sizes the windows of `inner`, settings.drafter's Method. Sizes each part of
+  a hybrid by what it alone has accepted: where a match of lookup has not paid,
+  the other one drafts. Raises ValueError for missing or damaged costs."""
   del target, gamma, chunk
   parts = inner.parts or (inner,)
   drafters = [make(x.drafter) for x in parts]
@@ -92,11 +83,11 @@ def _read(costs: str | os.PathLike | Mapping) -> Mapping[str, Any]:
 
 
 def params(parts: Sequence[method.Method], costs: Mapping[str, Any]) -> Any:
-  """weights.draft of the drafter of for_target, which is around `parts`.
+  """Returns weights.draft for the drafter that for_target puts around `parts`.
 
-  costs: gamma + 1 numbers or more, in plain steps, of windows with 0, 1, ...
-    drafts: 'verify', and under its name for each drafter; under 'few' the same
-    for fewer rows, by how many. ValueError if some are missing.
+  costs have gamma + 1 numbers or more, in plain steps, for windows with 0, 1,
+  ... drafts: 'verify', and one list for each drafter's name; 'few' has the same
+  for fewer rows, by how many. Raises ValueError if some are missing.
   """
   few = costs.get('few', {}).items()
   made = tuple(
@@ -125,7 +116,7 @@ def _costs(drafter: types.Drafter, costs: Mapping[str, Any]) -> Costs:
 
 
 def recipe(world, gamma: int):
-  """A drafter for the certificate, whose windows soon differ in length."""
+  """Makes a drafter for the certificate; its windows soon differ in length."""
   count = np.arange(gamma + 1.0)
   costs = Costs(1 + 0.1 * count, 0.2 * count), {2: Costs(1 + 0 * count, count)}
   first = lookup.make(gamma=gamma, min_match=1)
@@ -138,13 +129,13 @@ def recipe(world, gamma: int):
 
 
 class State(NamedTuple):
-  """The state of the drafter.
+  """The drafter's state; counts fade with age.
 
   inner: that of the drafter whose windows are sized.
-  tried_B, accepted_B: drafts that were tested and accepted, older ones less.
-  asked_B: whether the window at hand was the drafter's.
-  hoped_B: what drafts whose worth is known were worth, older ones less; that of
-    the window at hand is included, and accepted_B knows nothing of it yet.
+  tried_B, accepted_B: drafts that were tested and accepted.
+  asked_B: whether the current window was the drafter's.
+  hoped_B: summed worth, where drafts have one; includes the current window,
+    which accepted_B does not yet.
   """
 
   inner: Any
@@ -156,14 +147,14 @@ class State(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(drafter: types.Drafter) -> types.Drafter:
-  """The drafter, proposing in each window as many tokens as pay.
+  """Makes the drafter propose in each window as many tokens as pay.
 
-  That is the j from 0 to gamma with the largest E[tokens] / cost, with the
-  E[tokens] = 1 + a + ... + a^j of Leviathan et al. 2023, equation 1
-  (https://arxiv.org/abs/2211.17192), and the cost of a pass over j drafts and
-  of drafting them. a is the share that the row accepted of its past drafts. Of
-  a tree j counts whole levels. Where drafts have a worth (types.Draft), E is 1
-  and their sum, by as much as worth has fallen short in the row so far.
+  Picks the j from 0 to gamma with the largest E[tokens] / cost. E[tokens] =
+  1 + a + ... + a^j (Leviathan et al. 2023, equation 1,
+  https://arxiv.org/abs/2211.17192), where a is the share that the row accepted
+  of its past drafts. The cost is for drafting j tokens and passing over them.
+  In a tree j counts whole levels. Where drafts have a worth (types.Draft), E is
+  1 plus their sum, cut by how far worth has fallen short in the row so far.
 
   How far a sampled window is drafted depends on what was committed before it,
   never on draws (drafts of known worth are certain), so every rule stays exact.
@@ -173,8 +164,6 @@ def make(drafter: types.Drafter) -> types.Drafter:
   All rows wait for the longest window. So greedy ones, whose text no draft
   changes, take the j with the largest sum of E over the live rows, and again
   when it is known which of them found a draft.
-
-  weights.draft is Params of the drafter.
   """
 
   def init(weights, context, features):
@@ -226,15 +215,13 @@ def _propose(drafter, weights, state, context, noise, target_cache):
 
 
 def _kept(state: State) -> types.Array:
-  """What is left of a row's counts after the window at hand."""
+  """Returns what is left of a row's counts after the current window."""
   return jnp.where(state.asked_B, DECAY, 1.0).astype(jnp.float32)
 
 
 def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
-  """The state after a window of drafts of known worth, of which these count.
-
-  Where none is worth its test, one has failed: the next may not be drafted.
-  """
+  """Updates the state after a window with count_B drafts, their worth known.
+  Where none is worth its test, one has failed: the next may not be drafted."""
   taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
   worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
   none_B = (drafted_B & (count_B == 0)).astype(jnp.float32)
@@ -245,17 +232,15 @@ def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
 
 
 def _costs_of_rows(own: Params, greedy_B) -> Costs:
-  """Costs [B, N]: a greedy row takes those of as many rows as there are.
-
-  A sampled one's text would show how many are decoded beside it.
-  """
+  """Picks Costs [B, N]: a greedy row takes those for as many rows as there are.
+  A sampled row's text would show how many are decoded beside it."""
   few = own.few.get(len(greedy_B), own.costs)
   pick = lambda x_N, y_N: jnp.where(greedy_B[:, None], x_N[None], y_N[None])
   return Costs(*map(pick, few, own.costs))
 
 
 def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):
-  """The number of drafts that pays most, at most context.gamma_B: [B].
+  """Picks the number of drafts that pays most, up to context.gamma_B: [B].
 
   Worked example: of two drafts, whose windows cost 1, 1.2 and 1.5, a row that
   accepts half expects 1, 1.5 and 1.75 tokens, and takes one: 1.25 for 1. One
@@ -265,7 +250,7 @@ def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):
   cost_BN: of a window with 0, 1, 2 ... drafts, as each row knows it.
   shared_B: rows that choose what is best for all live ones; others choose for
     themselves, and count as one token a window here.
-  worth_BK: of the drafts, where it is known; see types.Draft.
+  worth_BK: the drafts', where it is known; see types.Draft.
   """
   by_level = drafter.tree and not branch.is_ranked(drafter)
   levels = drafter.tree if by_level else (1,) * drafter.gamma

@@ -1,7 +1,5 @@
-"""Drafting a window: a chain, or a tree that grows a level at a time.
-
-X: the nodes of a level; M: those of the level before it.
-"""
+"""Drafts a window: a chain, or a tree that grows a level at a time. X counts
+nodes in a level, M those in the level before it."""
 
 import functools
 from collections.abc import Callable
@@ -24,13 +22,9 @@ _BEST = 'best:'
 
 
 def levels_of(tree: str) -> tuple[int, ...]:
-  """How many nodes are drafted of each level: '4,4,2' -> (4, 4, 2); '' -> ().
-
+  """Counts the nodes drafted in each level: '4,4,2' -> (4, 4, 2); '' -> ().
   'best:8' -> (5, 3, 3, 2, 2), of which the best 8 are proposed (best_of).
-
-  Raises:
-    ValueError: something else, or a level without nodes.
-  """
+  Raises ValueError for anything else, or a level without nodes."""
   if not tree:
     return ()
   best, levels = 0, ()
@@ -51,33 +45,33 @@ def levels_of(tree: str) -> tuple[int, ...]:
 
 
 def settings_of(tree: str) -> dict[str, Any]:
-  """Arguments of `draft`."""
+  """Returns arguments for `draft`."""
   return dict(levels=levels_of(tree), best=best_of(tree))
 
 
 def best_of(tree: str) -> int:
-  """'best:8' -> 8; 0 of any other tree."""
+  """Reads 'best:8' as 8, and any other tree as 0."""
   return int(tree.removeprefix(_BEST)) if tree.startswith(_BEST) else 0
 
 
 def is_ranked(drafter: types.Drafter) -> bool:
-  """Whether it proposes the likeliest nodes of more that it drafts."""
+  """Tells whether it proposes only the likeliest nodes that it drafts."""
   return sum(drafter.tree) > drafter.gamma
 
 
 def size_of(tree: str) -> int:
-  """How many nodes are proposed; 0 of '', a chain."""
+  """Counts the nodes proposed; 0 for '', a chain."""
   return best_of(tree) or sum(levels_of(tree))
 
 
 class Level(NamedTuple):
-  """The nodes of one level.
+  """The nodes in one level.
 
   tokens_BX, q_BXV: as in types.Draft; q_BXV None where all rows are greedy.
-  parents_BX: nodes of the window.
-  of_BX: their parents, counted within the level before.
+  parents_BX, of_BX: their parents, as nodes of the window, and counted within
+    the level before.
   ok_BX: which are proposed.
-  joint_BX: the draft's probability of their paths, at temperature 1.
+  joint_BX: the draft's probability for their paths, at temperature 1.
   """
 
   tokens_BX: Array
@@ -89,7 +83,7 @@ class Level(NamedTuple):
 
 
 def root(rows: int) -> Level:
-  """The last committed token, as a level."""
+  """Returns the last committed token, as a level."""
   none_B1, one_B1 = jnp.zeros((rows, 1), jnp.int32), jnp.ones((rows, 1))
   return Level(none_B1, None, none_B1, none_B1, one_B1 > 0, one_B1)
 
@@ -97,16 +91,13 @@ def root(rows: int) -> Level:
 def grow(
   noise, sampling, above: Level, logits, *, first, depth, count, certain=False
 ) -> Level:
-  """Draws the `count` children of a level.
+  """Draws `count` children for the level `above`. How many each node gets is
+  decided before one is drawn; see _allotted.
 
-  How many each node gets is decided before one is drawn; see _allotted.
-
-  Args:
-    noise, sampling: of the window, as in types.Drafter and types.Context.
-    above: the level before.
-    logits: the draft's after each of its nodes; eagle.Logits, or [B, M, V].
-    first, depth: of `above`: its first node (-1 is the root), its depth (0).
-    certain: take the likeliest, whatever the sampling: q_BXV is None.
+  noise, sampling: the window's, as in types.Drafter and types.Context.
+  logits: the draft's after each node above; eagle.Logits, or [B, M, V].
+  first, depth: above's first node (-1 is the root) and depth (0).
+  certain: take the likeliest, whatever the sampling: q_BXV is None.
   """
   logits = eagle.every(logits)
   each = min(count, logits.vocab)
@@ -153,21 +144,18 @@ def grow(
 
 
 def _certain(tokens_BX: Array, logits: eagle.Logits) -> Array:
-  """q of tokens that are certain: one-hot, [B, X, V]."""
+  """Returns a one-hot q for tokens that are certain: [B, X, V]."""
   wide = jnp.promote_types(logits.some.dtype, jnp.result_type(float))
   return jax.nn.one_hot(tokens_BX, logits.vocab, dtype=wide)
 
 
 def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
-  """The children that are drawn, [B, X], as indices of (node, rank among them).
+  """Chooses children to draw, [B, X], as indices of (node, rank among them).
 
-  The worthiest first, so that a level of fewer has the first of these.
-
-  Those of the largest products of a path's probability and, for the r-th child,
-  the r-th largest of what may follow: what Li et al. 2024, section 3.2
-  (https://arxiv.org/abs/2406.16858), compute of drawn ones.
-
-  likely_BMX: the largest probabilities after each node, descending.
+  The worthiest come first, so that a level with fewer has the first of these. A
+  child's worth is its path's probability times, for the r-th child,
+  likely_BMX's r-th (descending): what Li et al. 2024, section 3.2
+  (https://arxiv.org/abs/2406.16858), compute for drawn ones.
   """
   worth_BMX = above.joint_BX[..., None] * likely_BMX
   worth_BMX = jnp.where(above.ok_BX[..., None], worth_BMX, 0)
@@ -178,10 +166,8 @@ def _allotted(above: Level, likely_BMX: Array, count: int) -> Array:
 
 
 def _given(q_BXV: Array, family_BXY: Array, rank_BX: Array) -> Array:
-  """q of the child of a rank, given its elder siblings.
-
-  family_BXY: the children of the node's parent, in the order drawn.
-  """
+  """Returns a child's q by its rank, given its elder siblings. family_BXY has
+  all children of the node's parent, in the order drawn."""
   ids_11V = jnp.arange(q_BXV.shape[-1])[None, None]
 
   def without(y, q_BXV):
@@ -197,11 +183,9 @@ def _given(q_BXV: Array, family_BXY: Array, rank_BX: Array) -> Array:
 
 
 def sees(parents_BX: Array, above_BMN: Array, begin: int) -> Array:
-  """Which numbers the nodes of a level attend to: [B, X, N].
-
-  parents_BX: counted within the level before, which attends to above_BMN.
-  begin: the number of the level's first node.
-  """
+  """Tells which numbers a level's nodes attend to: [B, X, N]. parents_BX counts
+  within the level before, which attends to above_BMN; `begin` is the number of
+  the level's first node."""
   seen_BXN = jnp.take_along_axis(above_BMN, parents_BX[..., None], 1)
   X, N = parents_BX.shape[1], above_BMN.shape[-1]
   return seen_BXN | jnp.eye(X, N, begin, dtype=bool)[None]
@@ -223,34 +207,29 @@ def draft(
   best: int = 0,
   least: float = 0.0,
 ) -> tuple[types.Draft, Any]:
-  """Drafts a chain, or a tree if it has levels; (types.Draft, cache).
+  """Drafts a chain, or a tree if it has levels; returns (types.Draft, cache).
 
   What no row wants costs nothing.
 
-  Args:
-    context, noise: as for types.Drafter.propose.
-    cache: the draft's.
-    first: cache -> (hidden_BXD, cache): the draft's state after the last
-      committed token, X = 1.
-    read: (cache, tokens_BX, hidden_BXD, start_B, **tree) -> (hidden_BXD,
-      cache): reads tokens of one depth after the states of those before them;
-      start_B, and of a tree `tree` and `begin`, as of forward.read.
-    logits: (hidden_BXD, depth) -> what may follow tokens of this depth;
-      eagle.Logits, or [B, X, V]. In a chain depth is traced.
-    gamma: drafts of a window.
-    levels: the nodes of each level.
-    best: of a tree, how many nodes are proposed, the likeliest; 0: all.
-    least: of a chain, the confidence below which a row stops; see lm.make.
+  context, noise: as for types.Drafter.propose. cache: the draft's.
+  first: cache -> (hidden_BXD, cache): the draft's state after the last
+    committed token, X = 1.
+  read: (cache, tokens_BX, hidden_BXD, start_B, **tree) -> (hidden_BXD, cache):
+    reads tokens at one depth after the states of those before them; start_B,
+    and for a tree `tree` and `begin`, as in forward.read.
+  logits: (hidden_BXD, depth) -> what may follow tokens at this depth;
+    eagle.Logits, or [B, X, V]. In a chain depth is traced.
+  gamma: drafts in a window. levels: the nodes in each level.
+  best: how many nodes a tree proposes, the likeliest; 0: all.
+  least: the confidence below which a row stops its chain; see lm.make.
   """
   how = context, noise, cache, first, read, logits
   return _tree(*how, levels, best) if levels else _chain(*how, gamma, least)
 
 
 def draw(noise, context, logits: eagle.Logits, offset) -> tuple[Array, Any]:
-  """(token_B, q_BV) of a draft token; q_BV is None where all rows are greedy.
-
-  logits: the draft's, [B, 1, R]. offset: of the token in its window.
-  """
+  """Draws a draft token from logits [B, 1, R], at its offset in the window;
+  returns (token_B, q_BV). q_BV is None where all rows are greedy."""
   sampling = context.sampling
   best_B11 = jnp.max(logits.some, -1, keepdims=True)
   if sampling.temperature_B is None:
@@ -261,7 +240,7 @@ def draw(noise, context, logits: eagle.Logits, offset) -> tuple[Array, Any]:
 
 
 def _chain(context, noise, cache, first, read, logits, gamma: int, least):
-  """A loop in the program: compile time does not grow with gamma."""
+  """Loops in the program: compile time does not grow with gamma."""
   wants = lambda offset: context.live_B & (offset < context.gamma_B)
 
   def drawn(memory, going_B, offset):
@@ -300,7 +279,7 @@ def _chain(context, noise, cache, first, read, logits, gamma: int, least):
 
 
 def _confidence(logits_BV: Array) -> Array:
-  """The largest probability at temperature 1: [B]."""
+  """Returns the largest probability at temperature 1: [B]."""
   best_B1 = jnp.max(logits_BV, -1, keepdims=True)
   return 1 / jnp.sum(jnp.exp(logits_BV - best_B1), -1)
 
@@ -349,7 +328,7 @@ def _tree(context, noise, cache, first, read, logits, levels, best: int):
 
 
 def _enters(gamma_B: Array, last: Level, made: list[Level]) -> Array:
-  """Whether a child of the last level may be among the best gamma_B nodes."""
+  """Tells whether a child of the last level may join the best gamma_B nodes."""
   if not made:
     return gamma_B > 0
   joint_BX = jnp.concatenate([_worth(x) for x in made], 1)
@@ -360,18 +339,16 @@ def _enters(gamma_B: Array, last: Level, made: list[Level]) -> Array:
 
 
 def _worth(level: Level) -> Array:
-  """The probability of each node's path; 0 if it is not proposed."""
+  """Returns the probability of each node's path; 0 if it is not proposed."""
   joint_BX = level.joint_BX
   return jnp.where(level.ok_BX & (joint_BX > 0), joint_BX, 0)
 
 
 def _best(whole: Level, count: int) -> tuple[Level, dict[str, Array]]:
-  """(the likeliest nodes, their parents_BK, proposed_BK and marks).
-
-  In descending order, so that fewer are the best of fewer, as EAGLE-2 chooses
-  them (Li et al. 2024, section 3.3, https://arxiv.org/abs/2406.16858). A parent
-  is no less likely than its child, and of equals top_k takes the first.
-  """
+  """Picks the likeliest nodes, in descending order, so that fewer are the best
+  of fewer; returns (nodes, their parents_BK, proposed_BK and marks). EAGLE-2
+  (Li et al. 2024, section 3.3, https://arxiv.org/abs/2406.16858). A parent is
+  no less likely than its child, and among equals top_k takes the first."""
   worth_BK, order_BK = jax.lax.top_k(_worth(whole), count)
   pick = lambda x_BX: jnp.take_along_axis(x_BX, order_BK, 1)
   best = Level(*(None if x is None else pick(x) for x in whole))

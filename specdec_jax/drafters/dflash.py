@@ -1,7 +1,7 @@
-"""DFlash: a block of masks, drafted in one pass from the target's states.
+"""DFlash: drafts a block of masks in one pass from the target's states.
 
 Chen et al. 2026 (https://arxiv.org/abs/2602.06036). In every layer the block
-attends to keys and values that are made of the states of all tokens before it.
+attends to keys and values made from the states of all tokens before it.
 """
 
 import dataclasses
@@ -49,13 +49,13 @@ def for_target(
 
 
 class State(NamedTuple):
-  """The state of the drafter.
+  """The drafter's state.
 
   cache: keys and values of the tokens that the target has read. From the last
-    window on they are those of a block, which are written again.
-  start_B: index of the first token of the window just verified.
-  count_B: how many of its tokens may not be in the cache yet.
-  features_BNE: the target's features of them.
+    window on they are a block's, which are written again.
+  start_B: index of the first token in the window just verified.
+  count_B, features_BNE: how many of its tokens may not be in the cache yet, and
+    the target's features for them.
   """
 
   cache: Any
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
 
 def _block(blocks: eagle.Blocks, first_B: types.Array) -> types.Array:
-  """The tokens of a block: [B, size]."""
+  """Builds a block's tokens: [B, size]."""
   masks_BT = jnp.full((len(first_B), blocks.size), blocks.mask, first_B.dtype)
   return masks_BT.at[:, 0].set(first_B)
 
@@ -81,13 +81,13 @@ def make(
 ) -> types.Drafter:
   """Drafts gamma tokens with one pass over a block, which is always whole.
 
-  weights.draft holds the parameters of models.eagle.weights. A block begins
-  with the last committed token, whose state the target has not computed yet.
-  q at a position does not depend on the drafts before it.
+  weights.draft holds the parameters from models.eagle.weights. A block has
+  gamma drafts or more, and begins with the last committed token, whose state
+  the target has not computed yet. q at a position does not depend on the drafts
+  before it.
 
-  blocks: of gamma drafts or more. target: has `embed`, if the draft has no
-  embedding of its own. chunk: as in drafters.lm.make. constrain: as in
-  models.lm.make, for the draft's cache.
+  target: has `embed`, if the draft has no embedding itself. chunk: as in
+  drafters.lm.make. constrain: as in models.lm.make, for the draft's cache.
   """
 
   def commit(state, context, outcome, features_BNE):
@@ -109,8 +109,8 @@ def make(
 
 
 def _room(blocks: eagle.Blocks, length: int) -> int:
-  """Slots of a cache: a block may end past the buffer. XLA TPU turns all of a
-  cache whose slots are no multiple of 8."""
+  """Counts a cache's slots: a block may end past the buffer. XLA TPU turns a
+  whole cache unless its slots are a multiple of 8."""
   return -(-(length + blocks.size) // 8) * 8
 
 
@@ -153,7 +153,7 @@ def _propose(
   last_B1 = jnp.take_along_axis(context.tokens_BL, end_B[:, None], 1)
 
   def first(cache):
-    """The logits of the whole block stand for the state of each draft."""
+    """Lets the whole block's logits stand for each draft's state."""
     hidden_BTH, _, cache = read(
       eagle.reader(config, target),
       tokens_BT=_block(blocks, last_B1[:, 0]),
@@ -187,8 +187,8 @@ FORM = method.Form(
 
 
 def recipe(world, gamma: int):
-  """A drafter for the certificate: a random layer on the target's first layer,
-  which never drafts id 0 of three or more."""
+  """Makes a drafter for the certificate: a random layer on the target's first
+  layer, which never drafts id 0 of three or more."""
   config, params = eagle_drafter.random_layer(
     world, reads='context', tap_norm='none', last_norm='fed'
   )

@@ -1,4 +1,4 @@
-"""EAGLE: drafting with one layer over the target's hidden states."""
+"""EAGLE: drafts with one layer over the target's hidden states."""
 
 import dataclasses
 import functools
@@ -55,9 +55,8 @@ def for_target(
 
 
 class State(NamedTuple):
-  """The state of the drafter.
+  """The drafter's state; its cache is the draft's.
 
-  cache: the draft's keys and values.
   start_B: index of the first token that the draft has not yet read with the
     target's own feature of the token before it.
   features_BME: the target's feature of the token before each token i from
@@ -85,16 +84,16 @@ def make(
   levels: tuple[int, ...] = (),
   best: int = 0,
 ) -> types.Drafter:
-  """Drafts a chain or a tree of gamma tokens from the target's features.
+  """Drafts a chain or a tree with gamma tokens from the target's features.
 
-  weights.draft holds the parameters of models.eagle.weights. A window starts by
-  reading the tokens committed by the last one, with the target's features;
+  weights.draft holds the parameters from models.eagle.weights. A window starts
+  by reading the tokens committed by the last one, with the target's features;
   later drafts use the draft's own hidden state in place of a feature. EAGLE (Li
   et al. 2024, https://arxiv.org/abs/2401.15077) with the inputs of EAGLE-3
   (https://arxiv.org/abs/2503.01840).
 
   chunk: as in drafters.lm.make. constrain: as in models.lm.make, for the
-  draft's cache. levels, best: of branch.draft. target: has `embed`, and no
+  draft's cache. levels, best: as in branch.draft. target: has `embed`, and no
   encoder.
   """
   assert target.embed is not None and target.encode is None, target
@@ -119,7 +118,7 @@ def make(
 
 
 def _keep(kept_BME, first_B, new_BNE):
-  """Puts the features beside the tokens from first_B on in their places."""
+  """Puts features in the places of the tokens from first_B on."""
   B, M, _ = kept_BME.shape
   at_BN = (first_B[:, None] + jnp.arange(new_BNE.shape[1])[None]) % M
   new_BNE = new_BNE.astype(kept_BME.dtype)
@@ -127,7 +126,7 @@ def _keep(kept_BME, first_B, new_BNE):
 
 
 def _reader(config, target, params, features_BTE) -> types.Model:
-  """The draft as a model, for one call with the target's features."""
+  """Returns the draft as a model, for one call with the target's features."""
   fused_BTD = eagle.features_of(params['layer'], config, features_BTE)
   return eagle.reader(config, target, fused_BTD)
 
@@ -183,10 +182,8 @@ def _propose(config, target, how, weights, state, context, noise, target_cache):
 
 
 def _catch_up(config, target, gamma: int, params, state: State, context):
-  """Reads the committed tokens; (state, hidden_BD of the last one).
-
-  Only where a row drafts, or its features have no room for another window.
-  """
+  """Reads the committed tokens; returns (state, hidden_BD of the last one).
+  Only where a row drafts, or its features have no room for another window."""
   lengths_B, live_B = context.lengths_B, context.live_B
   M = state.features_BME.shape[1]
   start_B = state.start_B
@@ -226,7 +223,7 @@ def _catch_up(config, target, gamma: int, params, state: State, context):
 
 
 def _place(source: str | os.PathLike) -> tuple[Any, str]:
-  """(the folder of a published draft, what errors begin with)."""
+  """Returns (a published draft's folder, what errors begin with)."""
   if folder := eagle_folder.find(source):
     return folder, f'eagle {source}'
   raise ValueError(f'eagle {source}: give a folder or hf:org/name')
@@ -244,14 +241,14 @@ FORM = method.Form(
 
 
 def recipe(world, gamma: int):
-  """A drafter for the certificate: a random layer on the target's first layer,
-  which never drafts id 0 of three or more."""
+  """Makes a drafter for the certificate: a random layer on the target's first
+  layer, which never drafts id 0 of three or more."""
   config, params = random_layer(world)
   return make(config, world.target, gamma=gamma), params
 
 
 def random_layer(world, **settings):
-  """(config, weights.draft) of a random draft with these settings."""
+  """Draws (config, weights.draft) of a random draft with these settings."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
   facts = x_BTD.shape[-1], x_BTD.dtype.name, target.context, world.vocab
@@ -261,7 +258,7 @@ def random_layer(world, **settings):
 
 @functools.cache
 def _random_layer(width: int, dtype: str, context: int, vocab: int, **settings):
-  """(config, weights.draft without 'target') of a random draft."""
+  """Draws (config, weights.draft without 'target')."""
   sizes: dict[str, Any] = dict(depth=1, heads=2, kv_heads=1, head_dim=4, mlp=8)
   sizes |= dict(width=width, vocab=vocab, context=context, dtype=dtype)
   fused = model_config.Execution(fused=True)

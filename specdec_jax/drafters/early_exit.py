@@ -1,4 +1,4 @@
-"""Drafting in the target's own cache: by its first layers, or all rounded."""
+"""Drafts in the target's own cache: by its first layers, or all rounded."""
 
 import dataclasses
 import functools
@@ -47,15 +47,15 @@ def recipe(world, gamma: int):
 def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
   """Drafts gamma tokens a window from the hidden state after `exit` layers.
 
-  It has neither parameters nor a cache: drafting runs the first layers
-  over the window's gamma + 1 tokens and writes their keys and values to the
-  target's cache; verification continues from their residual stream with the
-  other layers only. The head is not applied to the last draft token. LayerSkip
-  (Elhoushi et al. 2024, https://arxiv.org/abs/2404.16710) for any model; one
-  that was not trained for early exit drafts badly.
+  It has neither parameters nor a cache: drafting runs the first layers over the
+  window's gamma + 1 tokens and writes to the target's cache; verification
+  continues from their residual stream with the other layers only. The last
+  draft token skips the head. LayerSkip (Elhoushi et al. 2024,
+  https://arxiv.org/abs/2404.16710) for any model; one that was not trained for
+  early exit drafts badly.
 
-  target: a model that supports early exit (types.Model.apply, `layers`).
-  exit: layers that draft, at least 1 and fewer than the target has.
+  target: supports early exit (types.Model.apply, `layers`). exit: layers that
+  draft, at least 1 and fewer than the target has.
   """
   return _make('early_exit', view(target, exit), gamma, exit)
 
@@ -111,7 +111,7 @@ def _propose(model, gamma, exit, weights, state, context, noise, cache):
 
 @functools.lru_cache(maxsize=64)
 def view(target: types.Model, exit: int) -> types.Model:
-  """The draft as a separate model, to measure alpha teacher-forced."""
+  """Returns the draft as a separate model, to measure alpha teacher-forced."""
 
   def apply(*args, taps=()):
     return target.apply(*args, taps=taps, layers=(0, exit))
@@ -123,13 +123,12 @@ def view(target: types.Model, exit: int) -> types.Model:
 
 
 class Itself:
-  """The target's own weights as its draft, with matrices of integers.
+  """Drafts with the target's own weights, its matrices in integers.
 
-  Drafting runs all layers of the rounded copy and writes their keys and values
-  to the target's cache, over which verification writes its own: there is no
-  second cache and no second prefill, and what has been committed is read as the
-  target read it. Not a source of `lm`, which has a cache of its own: a
-  benchmark can compare the two.
+  Drafting runs all layers of the rounded copy and writes to the target's cache,
+  over which verification writes its own: there is no second cache or prefill,
+  and committed tokens are read as the target read them. Not a source of `lm`,
+  which has a cache to itself: a benchmark can compare the two.
   """
 
   @dataclasses.dataclass(frozen=True)
@@ -142,10 +141,8 @@ class Itself:
   def for_target(
     target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
   ) -> method.Method:
-    """Drafts with a copy of the target, read again from its source.
-
-    Its q is no model's: it depends on the keys that the target has written.
-    """
+    """Drafts with a copy of the target, read again from its source. Its q is no
+    model's: it depends on the keys that the target has written."""
     del chunk
     dtype = settings.dtype
     copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
@@ -161,7 +158,7 @@ class Itself:
 
 
 def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
-  """A copy whose decoder can share the target's cache; it has no encoder."""
+  """Rounds a copy of a target whose cache it can share; drops the encoder."""
   own, source = target.config, target.source
   opened = method.opened(target, source)
   kernels = 'auto' if own.run.packed else 'xla'
@@ -185,10 +182,7 @@ def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make_whole(model: types.Model, *, gamma: int) -> types.Drafter:
-  """Drafts gamma tokens a window with a model that shares the target's cache.
-
-  weights.draft holds its parameters. It has no state.
-
-  model: with the cache and the number of logits of the target.
+  """Drafts gamma tokens a window with a model that shares the target's cache,
+  and has as many logits. weights.draft holds its parameters; it has no state.
   """
   return _make('self', model, gamma, 0)

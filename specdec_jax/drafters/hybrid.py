@@ -1,4 +1,4 @@
-"""Two drafters in turn: lookup where the text repeats, else another."""
+"""Alternates two drafters: lookup where the text repeats, else another."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class Settings(fields.Checked):
 def for_target(
   target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
 ) -> method.Method:
-  """Lookup in turn with `inner`, the method of settings.drafter."""
+  """Alternates lookup with `inner`, settings.drafter's Method."""
   del target, chunk
   longest = max(settings.match, lookup.Settings.max_match)
   first = lookup.make(gamma=gamma, min_match=settings.match, max_match=longest)
@@ -53,21 +53,16 @@ class State(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(first: types.Drafter, second: types.Drafter) -> types.Drafter:
-  """A window of each row is the first's where it proposes, else the second's.
+  """Gives each row's window to the first where it proposes, else to the second.
 
   The choice is made from what is committed, before anything is drafted, so
   every rule stays exact. The second drafts nothing in windows of the first's:
-  where all are, a window costs what the first's does.
+  where all are, a window costs what the first's does. weights.draft is (the
+  first's, the second's).
 
-  Args:
-    first: proposes with certainty (q None) and reads no features.
-    second: any that does not leave the target early. Beside its trees a window
-      of the first's is a tree of one path.
-
-  weights.draft is (weights.draft of the first, of the second).
-
-  Raises:
-    ValueError: drafters of different gamma, or a second that leaves early.
+  The first proposes with certainty (q None) and reads no features. Beside the
+  second's trees its window is a tree with one path. Raises ValueError for
+  drafters with different gamma, or a second that leaves the target early.
   """
   assert not first.taps and not first.exit, first
   if first.gamma != second.gamma or second.exit:
@@ -126,7 +121,7 @@ def _propose(first, second, weights, state, context, noise, target_cache):
 
 
 def _joined(other: types.Draft, first_B) -> dict[str, Any]:
-  """The nodes of a tree; in the rows of first_B of a chain."""
+  """Returns a tree's nodes, or in the rows of first_B a chain's."""
   if other.parents_BK is None:
     return {}
   chain_1K = jnp.arange(other.parents_BK.shape[1], dtype=jnp.int32)[None] - 1
@@ -153,10 +148,8 @@ def _commit(first, second, state, context, outcome, features_BNE):
 
 
 def _certain(q_BKV, tokens_BK, rows_B):
-  """q_BKV with all on the tokens in some rows; None, of certain drafts, stays.
-
-  Costs nothing in windows where no row is among them.
-  """
+  """Puts all of q_BKV on the tokens in some rows; keeps None, of certain
+  drafts. Costs nothing in windows where no row is among them."""
   if q_BKV is None:
     return None
 

@@ -1,4 +1,4 @@
-"""Drafting with a smaller language model."""
+"""Drafts with a smaller language model."""
 
 import dataclasses
 import functools
@@ -43,12 +43,9 @@ class Settings(method.Stopping):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the model of settings.source.
-
-  It is loaded once for a target, on the target's mesh. That of a draft_file
-  shares the target's arrays, and has its dtype, or int8 on the CPU kernels.
-
-  """
+  """Drafts with the model in settings.source, loaded once for a target, on its
+  mesh. A draft_file's shares the target's arrays, and has its dtype, or int8 on
+  the CPU kernels."""
   draft = _draft(target, settings)
   if draft.context < target.context:
     logging.log_first_n(
@@ -75,7 +72,7 @@ def for_target(
 
 
 def is_model(source: str | os.PathLike) -> bool:
-  """Whether a source is that of a whole model, and not of layers for one."""
+  """Tells whether a source is a whole model, not layers for one."""
   text = os.fspath(source)
   return not text.startswith('zoo:') and not text.endswith('.safetensors')
 
@@ -98,10 +95,8 @@ def _draft(
 
 
 def _shared(params: Any, target: load.LanguageModel) -> tuple[str, ...]:
-  """The names of what encodes a source, if a draft has the target's own arrays.
-
-  A draft_file of layers has them, on one device.
-  """
+  """Names what encodes a source, if a draft has the target's own arrays: a
+  draft_file of layers has them, on one device."""
   if target.start is None or target.layout:
     return ()
   names = 'encoder', 'embed' if 'embed' in params else 'head'
@@ -143,16 +138,15 @@ def make(
   nothing; they catch up when they draft again. Nothing is drafted from a text
   longer than the model's context.
 
-  Args:
-    model: the draft, with the target's number of logits.
-    min_confidence: a row stops before the first token where the draft's largest
-      probability, at temperature 1, is less; 0 never stops. The test comes
-      before the token is drawn: stopping at an unlikely token would propose the
-      likely ones more often than q allows. Drafting ends when all rows stop.
-    chunk: prompt tokens that one prefill pass reads.
-    shared: names of parameters that are the target's. A source is encoded
-      with those of the target, so that XLA does it once for both models.
-    levels: the nodes of each level of a tree, gamma in all; () is a chain.
+  model: the draft, with the target's number of logits.
+  min_confidence: a row stops before the first token where the draft's largest
+    probability, at temperature 1, is less; 0 never stops. The test comes before
+    the draw: stopping at an unlikely token would propose the likely ones more
+    often than q allows. Drafting ends when all rows stop.
+  chunk: prompt tokens that one prefill pass reads.
+  shared: names of parameters that are the target's. They encode a source as the
+    target's, so that XLA does it once for both models.
+  levels: the nodes in each level of a tree, gamma in all; () is a chain.
   """
   gamma = sum(levels) or gamma
 
@@ -235,7 +229,7 @@ def _commit(branching, state, context, outcome, features_BNE):
 
 
 def span(context: types.Context, start_B, size: int):
-  """(tokens_BT, index_BT) of `size` tokens from start_B on, kept inside."""
+  """Returns (tokens_BT, index_BT), `size` tokens from start_B, kept inside."""
   L = context.tokens_BL.shape[1]
   index_BT = start_B[:, None] + jnp.arange(size)[None]
   at_BT = jnp.clip(index_BT, 0, L - 1)

@@ -1,4 +1,4 @@
-"""Prompt lookup: propose the tokens after an earlier match in the row."""
+"""Prompt lookup: proposes the tokens after an earlier match in the row."""
 
 import dataclasses
 import functools
@@ -45,19 +45,17 @@ def make(
 ) -> types.Drafter:
   """Continues the longest earlier match of the row's last tokens.
 
-  Searches the row's committed tokens, prompt and output, and its source, of an
-  encoder or a prediction, for the row's suffix. Of the matches the longest
-  counts, and the latest among equally long ones, the source being earlier than
-  all of the row; none goes from the source into the row. The gamma tokens that
-  follow it are proposed deterministically (q is None), in the row over and over
-  to its end, in the source no further than that; nothing is proposed without a
-  match. Saxena 2023, prompt lookup decoding; the idea, for a source
-  too, is in Leviathan et al. 2023, section 3.6.
+  Searches the row's committed tokens, prompt and output, and its source (an
+  encoder's or a prediction) for the row's suffix. Takes the longest match, and
+  the latest among equals, the source being earlier than the whole row; none
+  goes from the source into the row. Proposes the gamma tokens that follow it
+  deterministically (q is None): in the row over and over to its end, in the
+  source no further than that, and nothing without a match. Saxena 2023, prompt
+  lookup decoding; the idea, for a source too, is in Leviathan et al. 2023,
+  section 3.6.
 
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed; after [5 6 5 6], [5 6].
-
-  min_match, max_match: shortest and longest match, in tokens.
   """
   Settings(min_match, max_match)
 

@@ -1,7 +1,7 @@
-"""Medusa: heads on the target's last hidden state, one for each token ahead.
+"""Medusa: drafts with heads on the target's last state, one a token ahead.
 
-Medusa-1 of Cai et al. 2024 (https://arxiv.org/abs/2401.10774). Head i reads the
-state of a token and predicts the one i + 2 places after it.
+Medusa-1 of Cai et al. 2024 (https://arxiv.org/abs/2401.10774). Head i reads a
+token's state and predicts the token i + 2 places after it.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class Settings(method.Branching, method.Published):
 def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
-  """Drafts with the heads of a file."""
+  """Drafts with the heads in a file."""
   del chunk
   source = settings.source
   model, params = method.published(FORM, target, settings)
@@ -53,7 +53,7 @@ def for_target(
 def fit(
   source, target: load.LanguageModel, put=None, reading: readings.Reading = ()
 ):
-  """(Heads, weights.draft); any answer is that states are not normed."""
+  """Returns (Heads, weights.draft); any answer means states are not normed."""
   del put  # medusa_heads places them
   heads, c = medusa_heads.fit(source, target), target.config
   tap = c.depth - any(reading)
@@ -66,8 +66,7 @@ class Heads(NamedTuple):
 
   target: whose states they read, and whose head those without one use.
   ids: how many ids are real.
-  tap: the states, as types.Model.apply numbers them.
-  width, dtype: of a state.
+  tap: the states, as types.Model.apply numbers them, of this width and dtype.
   """
 
   target: types.Model
@@ -77,12 +76,9 @@ class Heads(NamedTuple):
   dtype: str
 
   def logits(self, params, number: int, x_BTD: types.Array) -> types.Array:
-    """Those of a window's draft, [B, T, V] float32 or wider, of these states.
-
-    params: weights.draft, {'heads': {'0': {'layers': {'0': {'kernel': [D, D],
-      'bias': [D]}}, 'head': [D, V]}}, 'target': the target's}; a head without
-      'head' has the target's.
-    """
+    """Computes draft logits, [B, T, V] float32 or wider. params is {'heads':
+    {'0': {'layers': {'0': {'kernel': [D, D], 'bias': [D]}}, 'head': [D, V]}},
+    'target': the target's}; a head without 'head' has the target's."""
     head = params['heads'][str(number)]
     for layer in head['layers'].values():
       y_BTD = weights.of(layer['kernel']).linear(x_BTD, layer['bias'])
@@ -104,15 +100,14 @@ def make(
   levels: tuple[int, ...] = (),
   best: int = 0,
 ) -> types.Drafter:
-  """Drafts the k-th token of a window with head k.
+  """Drafts a window's k-th token with head k.
 
   The target has read all committed tokens but the last, so what is known is the
   state of the one before it: two places before the window's first draft. A
-  prompt of one token has none, and its first window no draft. q at a position
+  prompt with one token has none, and its first window no draft. q at a position
   does not depend on the drafts before it.
 
-  model: of gamma heads or more. levels, best: of branch.draft; each level has a
-  head.
+  model: gamma heads or more. levels, best: as in branch.draft; a head a level.
   """
   gamma = best or sum(levels) or gamma
   how = dict(gamma=gamma, levels=levels, best=best)
@@ -148,7 +143,7 @@ def _propose(model, how, weights, state_B1D, context, noise, target_cache):
   head = lambda k: model.logits(weights.draft, k, state_B1D)
 
   def every(_):
-    """In a chain the logits of all heads stand for the state of each draft."""
+    """Lets all heads' logits stand for each draft's state in a chain."""
     made = []
     for k in range(how['gamma']):
       turn = lambda _, k=k: head(k)
@@ -184,14 +179,14 @@ FORM = method.Form(
 
 
 def recipe(world, gamma: int):
-  """A drafter for the certificate: random heads on the target's first layer,
-  which never draft the last id of three or more."""
+  """Makes a drafter for the certificate: random heads on the target's first
+  layer, which never draft the last id of three or more."""
   model, params = random_heads(world, gamma)
   return make(model, gamma=gamma), params
 
 
 def random_heads(world, count: int) -> tuple[Heads, Any]:
-  """(Heads, weights.draft) of the certificate's drafter."""
+  """Draws (Heads, weights.draft) for the certificate's drafter."""
   target, at = world.target, jax.ShapeDtypeStruct((1, 1), np.int32)
   x_BTD = jax.eval_shape(target.embed, world.weights.target, at, at)
   ids, width = max(2, world.vocab - 1), x_BTD.shape[-1]

@@ -1,14 +1,14 @@
-"""The interface of a drafter's module, and what several of them share.
+"""Describes what a drafter's module has, and holds what several share.
 
 An entry of drafters.table.DRAFTERS is a module (or any object) with
 
   Settings: a frozen dataclass of fields.setting, each with a default
   for_target(target, settings, *, gamma, chunk) -> Method or types.Drafter
   recipe(world, gamma) -> (drafter, weights.draft), for the certificate: the
-    drafter on the tiny models of a certify.base.World; optional
+    drafter on a certify.base.World's tiny models; optional
   SECTION: the name of its section in a config, if not its name in DRAFTERS
   WRAPS: a number for a drafter around another one, its setting `drafter`, whose
-    number is less; for_target then also takes `inner`, the Method of that one
+    number is less; for_target then also takes `inner`, that one's Method
 
 where target is an io.load.LanguageModel and chunk the number of prompt tokens
 that one prefill pass reads.
@@ -32,13 +32,12 @@ from specdec_jax.io import tokenizer as tokenizer_lib
 class Method(NamedTuple):
   """A drafter for one target, with its parameters.
 
-  drafter: its pure functions.
-  params: its parameters, weights.draft.
-  q: to measure alpha with, what has these params and the distribution of a
-    window's first draft: a model, or another drafter; None: the drafter itself.
+  drafter: its pure functions. params: its parameters, weights.draft.
+  q: measures alpha: has these params and the distribution of a window's first
+    draft; a model, or another drafter; None: the drafter itself.
   draft: the io.load.LanguageModel that drafts, None if there is none.
-  parts: the methods of a drafter around others.
-  costs: of drafters.adaptive: measured costs, {} if they have yet to be
+  parts: the methods in a drafter around others.
+  costs: drafters.adaptive's: measured costs, {} if they have yet to be
     measured; params are made from them.
   """
 
@@ -102,15 +101,14 @@ class Stopping(Branching):
 
 
 class Form(NamedTuple):
-  """What a drafter's published drafts are read with.
+  """How a drafter of this name reads published drafts.
 
-  name: of the drafter.
-  paths: source -> the files of a draft.
+  paths: source -> a draft's files.
   questions: (source, target) -> what it leaves open; see drafters.readings.
   fit: (source, target, put, reading) -> (settings, weights.draft); put is the
-    sharding of the draft's parameters.
-  make: (settings, weights.draft, model of the target) -> a drafter to check it
-    with, of readings.DRAFTS tokens or fewer.
+    sharding for the draft's parameters.
+  make: (settings, weights.draft, target's model) -> a drafter to check it with,
+    which drafts readings.DRAFTS tokens or fewer.
   """
 
   name: str
@@ -123,7 +121,7 @@ class Form(NamedTuple):
 def check(
   form: Form, target: load.LanguageModel, source: str | os.PathLike, put=None
 ) -> readings.Result:
-  """How a published draft agrees with a target."""
+  """Measures how a published draft agrees with a target."""
   paths = form.paths(source)
 
   def drafter(reading: readings.Reading):
@@ -142,7 +140,7 @@ def check(
 def published(
   form: Form, target: load.LanguageModel, settings: Any, put=None
 ) -> tuple[Any, Any]:
-  """(settings, weights.draft) of a draft as it agrees best, read once."""
+  """Reads a draft once, as it agrees best: (settings, weights.draft)."""
   source, found = settings.source, None
   if settings.check == 'auto':
     found = check(form, target, source, put)
@@ -154,7 +152,7 @@ def published(
 
 
 def whole(target: Any) -> sharding.Layout | None:
-  """The layout of a draft that every device of a target's mesh has whole."""
+  """Lays out a draft whole on every device in a target's mesh."""
   return target.layout and sharding.lay_out(
     target.layout.mesh, target.config, tensor_parallel=1
   )
@@ -165,9 +163,7 @@ def whole(target: Any) -> sharding.Layout | None:
 
 def check_pair(target: Any, draft: Any) -> None:
   """Raises ValueError for other tokenizers, or if only one has an encoder.
-
-  target, draft: load.LanguageModel, or sources.Source, which is not read yet.
-  """
+  Takes load.LanguageModel, or sources.Source, which is not read yet."""
   has = lambda model: 'has no encoder' if model.start is None else 'has one'
   if has(target) != has(draft):
     raise ValueError(
@@ -178,7 +174,7 @@ def check_pair(target: Any, draft: Any) -> None:
 
 
 def open_source(target: load.LanguageModel, source: str | os.PathLike) -> Any:
-  """The source of a draft, open and checked; of one's own as it is."""
+  """Opens and checks a draft's source; returns a user's own as it is."""
   text = os.fspath(source)
   if sources.FUNCTION.fullmatch(text):
     return source
@@ -189,7 +185,7 @@ def open_source(target: load.LanguageModel, source: str | os.PathLike) -> Any:
 
 
 def opened(target: load.LanguageModel, source: str) -> sources.Source:
-  """A source that is open: as settings.load opened it, else now."""
+  """Returns a source that is open: as settings.load opened it, else now."""
   return target.drafts.get(('opened', source)) or sources.open_source(source)
 
 
@@ -213,12 +209,9 @@ def load_beside(
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def keeping_features(drafter: types.Drafter) -> types.Drafter:
-  """The drafter; its state is (its own, features_BLE).
-
-  So a prompt that begins with the tokens of a row can be drafted for without
-  reading them again. features_BLE: of all tokens but the row's last; it holds
-  garbage from there on.
-  """
+  """Wraps the drafter; its state is then (its own, features_BLE). So a prompt
+  that begins with a row's tokens can be drafted for without reading them again.
+  features_BLE has all tokens but the row's last, and garbage from there on."""
 
   def init(weights, context, features_BLE):
     return drafter.init(weights, context, features_BLE), features_BLE

@@ -1,7 +1,5 @@
-"""Drafting with the bigram counts of a text, smoothed with unigrams.
-
-The counts are a types.Model, so drafters.lm drafts with them as with any model.
-"""
+"""Drafts with a text's bigram counts, smoothed with unigrams. The counts are a
+types.Model, so drafters.lm drafts with them as with any model."""
 
 import dataclasses
 import functools
@@ -30,12 +28,12 @@ class Settings(method.Stopping):
 
 
 class Counts(NamedTuple):
-  """Bigram probabilities of a text, for the M commonest continuations.
+  """A text's bigram probabilities, for the M commonest continuations.
 
-  unigram_V: probability of each token, positive everywhere.
+  unigram_V: each token's probability, positive everywhere.
   next_VM: the commonest tokens after each token.
-  weight_VM: their probabilities, 0 where there are fewer than M; the remaining
-    probability of a row is spread as unigram_V.
+  weight_VM: their probabilities, 0 where there are fewer than M; a row's
+    remaining probability is spread as unigram_V.
   """
 
   unigram_V: Any
@@ -62,7 +60,7 @@ def for_target(
 
 
 def recipe(world, gamma: int):
-  """A drafter for the certificate, whose windows often stop before gamma."""
+  """Makes a drafter for the certificate; windows often stop before gamma."""
   text = np.arange(600) ** 2 // 7 % world.vocab
   q = model(world.target.vocab, ids=world.vocab)
   drafter = make(q, gamma=gamma, min_confidence=0.3)
@@ -70,14 +68,12 @@ def recipe(world, gamma: int):
 
 
 def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
-  """Counts the bigrams of texts; none spans two texts.
+  """Counts texts' bigrams (unigrams alone for order 1); none spans two texts.
 
   Witten-Bell smoothing (1991): after a token that was followed c times, by t
   different tokens, each of them has the probability count / (c + t), and the
-  unigrams the rest. Unigram counts start from 1.
-
-  order: 2, or 1 for unigrams alone. vocab: number of ids. ValueError: no text
-  of `order` tokens, or an id outside the vocabulary.
+  unigrams the rest. Unigram counts start from 1. Raises ValueError if no text
+  has `order` tokens, or for an id outside the vocabulary.
   """
   assert order in (1, 2), order
   if max(map(len, texts), default=0) < order:
@@ -111,10 +107,8 @@ def count(texts: Sequence[Sequence[int]], *, order: int, vocab: int) -> Counts:
 
 @functools.lru_cache(maxsize=64)
 def model(vocab: int, *, ids: int) -> types.Model:
-  """The counts as a model: its params are Counts, its hidden state a token.
-
-  ids: number of ids that are tokens; the others, up to vocab, have logit -inf.
-  """
+  """Returns the counts as a model: params are Counts, a hidden state a token.
+  Of `vocab` logits, those past `ids` are -inf."""
 
   def apply(params, tokens_BT, slots, positions, mask, cache, **more):
     del params, slots, positions, mask, more

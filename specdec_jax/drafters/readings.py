@@ -1,9 +1,9 @@
 """Finds by measurement how a published draft is to be read.
 
-Taps, norms, feedback and the order of what is joined differ from trainer to
-trainer. A folder may not say what it has, or say it wrongly, and a draft that
-is misread still drafts, a tenth as well. So under each reading that a format
-leaves open the draft drafts in the target's own greedy text, teacher-forced,
+Taps, norms, feedback and the order in which inputs are joined differ from
+trainer to trainer. A folder may not say what it has, or say it wrongly, and a
+misread draft still drafts, a tenth as well. So the draft drafts in the target's
+own greedy text, teacher-forced, under each reading that its format leaves open,
 and runs as it agrees best.
 """
 
@@ -42,12 +42,11 @@ BEGUN, DRAFTS, LOW = 25, 3, 0.3
 
 
 class Result(NamedTuple):
-  """What was found of a draft for a target.
+  """What was found for a draft and a target; it runs under `reading`.
 
-  reading: the one that it runs under.
-  agreed: {words of a reading: the share of the text's tokens that are a draft's
-    first choice, for the first draft of a window, the second, ...}.
-  unigram: the share of the text's most frequent token.
+  agreed: {words for a reading: the share of the text's tokens that are a
+    draft's first choice, for the first draft in a window, the second, ...}.
+  unigram: the most frequent token's share of the text.
   """
 
   reading: Reading
@@ -66,11 +65,10 @@ def find(
   questions: Callable[[], Sequence[Sequence[str]]],
   make: Callable[[Reading], tuple[types.Drafter, types.Params]],
 ) -> Result:
-  """The reading under which a draft agrees best with a target.
+  """Finds the reading under which a draft agrees best with a target. Measures
+  once for both: the result is kept in the cache folder.
 
-  Measured once for both: the result is kept in the cache folder.
-
-  stamp, digest: of the draft; the first differs once it has other content.
+  stamp, digest: the draft's; the first differs once it has other content.
   questions: for each that the format leaves open, the answers besides ''.
   make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
   """
@@ -116,7 +114,7 @@ def _measured(target, questions, make) -> Result:
   tried: dict[Reading, np.ndarray] = {}
 
   def hits(reading: Reading) -> np.ndarray:
-    """[X, K]: whether each draft of each window is the text's token."""
+    """Returns [X, K]: whether each window's drafts are the text's tokens."""
     if reading not in tried:
       drafter, params = made.pop(reading, None) or make(reading)
       loop = decode.Loop(target.model, drafter, reject.RULE)
@@ -135,10 +133,8 @@ def _best(
   hits: Callable[[Reading], np.ndarray],
   unigram: float,
 ) -> Reading:
-  """Changes the answer to one question as long as that is better.
-
-  If what is found is not what a draft should be, all readings are tried.
-  """
+  """Changes the answer to one question as long as that is better. If what is
+  found is not what a draft should be, all readings are tried."""
   top = lambda readings: max(readings, key=lambda x: hits(x).sum())
   best: Reading = ('',) * len(questions)
   while True:
@@ -158,7 +154,7 @@ def _best(
 
 
 def _beats(one: np.ndarray, other: np.ndarray) -> bool:
-  """Whether one agrees more often, by three standard errors."""
+  """Tells whether one agrees more often, by three standard errors."""
   won, lost = (one & ~other).sum(), (other & ~one).sum()
   return won - lost > 3 * np.sqrt(won + lost)
 
@@ -166,13 +162,9 @@ def _beats(one: np.ndarray, other: np.ndarray) -> bool:
 def judge(
   where: str, target: load.LanguageModel, result: Result | None
 ) -> Reading:
-  """The reading that was found; a warning if it is not what is claimed, or bad.
-
-  A draft that does no better than a unigram under any reading is refused.
-
-  where: what errors and warnings begin with.
-  result: of `find`; None: nothing was measured, and it runs as it claims.
-  """
+  """Returns the reading that was found (`find`; None: runs as it claims); warns
+  if it is not as claimed, or bad. Refuses a draft that does no better than a
+  unigram under any reading. Errors and warnings begin with `where`."""
   if result is None:
     return ()
   agreed = result.agreed[words(result.reading)]
@@ -201,10 +193,8 @@ def judge(
 
 
 def own_text(target: load.LanguageModel) -> decode.Request:
-  """The prompts with the target's own greedy answers, as on its devices.
-
-  BEGUN * len(PROMPTS) tokens are compared.
-  """
+  """Generates the target's own greedy answers to the prompts, as on its
+  devices: BEGUN * len(PROMPTS) tokens to compare."""
   tokenizer = target.tokenizer
   chat = bool(tokenizer.chat_template)
   # As many rows as a mesh divides.
@@ -226,7 +216,7 @@ def own_text(target: load.LanguageModel) -> decode.Request:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _features(model: types.Model, taps: tuple[int, ...], params, tokens_BL):
-  """The taps of a text, [B, L, E]."""
+  """Computes the taps over a text, [B, L, E]."""
   B, L = tokens_BL.shape
   cache, start_B = model.init_cache(B, L), jnp.zeros(B, jnp.int32)
   read = forward.read(
@@ -237,10 +227,8 @@ def _features(model: types.Model, taps: tuple[int, ...], params, tokens_BL):
 
 @functools.partial(jax.jit, static_argnames='loop')
 def _hits(weights, request: decode.Request, features_BLE, *, loop: decode.Loop):
-  """Whether a drafter's first choices are the text's tokens: [T, B, K].
-
-  In BEGUN windows; what is drawn in one is the text's token too.
-  """
+  """Tells whether a drafter's first choices are the text's tokens: [T, B, K].
+  In BEGUN windows; what is drawn in one is the text's token too."""
 
   def text(lengths_B):
     at_BK = lengths_B[:, None] + jnp.arange(loop.drafter.gamma)[None]

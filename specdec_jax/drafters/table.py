@@ -1,7 +1,7 @@
-"""The drafters by name, and a drafter for a target from what a user gives.
+"""Names the drafters, and makes one for a target from what a user gives.
 
-To add a drafter, write a file and add a row (drafters.method describes one). A
-user's own needs no row: see DRAFTS.
+To add a drafter, write a file and add a row (see drafters.method). A user's own
+needs no row: see DRAFTS.
 """
 
 import dataclasses
@@ -51,14 +51,13 @@ PATH = re.compile(f'({sources.FUNCTION.pattern})(?::(.+))?')
 
 
 def draft_of(draft: Any, what: str = 'draft') -> Any:
-  """A draft as method_of takes it: None, Settings, a Method, or a function.
+  """Turns a draft, and the one that its Settings are around (`drafter`), into
+  what method_of takes: None, Settings, a Method, or a function.
 
-  The draft that Settings are around, their `drafter`, becomes one of these too.
-
-  draft: of DRAFTS; ValueError for any other, or a setting that is empty. A path
-    is 'package.module:name' or 'file.py:name'; with 'file.py:make:SOURCE' make
-    is called with source='SOURCE' too.
-  what: what error messages call it.
+  draft: one of DRAFTS; ValueError for any other, or a setting that is empty. A
+    path is 'package.module:name' or 'file.py:name'; with 'file.py:make:SOURCE'
+    make is called with source='SOURCE' too.
+  what: its name in error messages.
   """
   if isinstance(draft, str) and (path := PATH.fullmatch(draft)):
     draft = _imported(what, *path.groups())
@@ -92,7 +91,7 @@ def _imported(what: str, path: str, source: str | None) -> Any:
 
 
 def name_of(draft: Any) -> str:
-  """The row of DRAFTERS that a name or Settings are of; '' for any other."""
+  """Finds the row of DRAFTERS for a name or Settings; '' for any other."""
   if isinstance(draft, str):
     return draft if draft in DRAFTERS else ''
   rows = DRAFTERS.items()
@@ -100,22 +99,20 @@ def name_of(draft: Any) -> str:
 
 
 def innermost(draft: Any) -> Any:
-  """What Settings are around, or these."""
+  """Returns what Settings are around, or these."""
   inner = getattr(draft, 'drafter', None)
   return innermost(inner) if name_of(draft) and inner is not None else draft
 
 
 def gamma_of(draft: Any, gamma: int) -> int:
-  """The drafts of a window: the nodes of a draft's tree, else gamma."""
+  """Counts a window's drafts: the nodes in a draft's tree, else gamma."""
   tree = getattr(innermost(draft), 'tree', '')
   return (branch.size_of(tree) if isinstance(tree, str) else 0) or gamma
 
 
 def numbers(draft: Any) -> int:
-  """How many numbers the file or folder of a draft has; 0 of any other draft.
-
-  ValueError: a file of ours that is not there, of another draft, or damaged.
-  """
+  """Counts numbers in a draft's file or folder; 0 for any other draft. Raises
+  ValueError if a file in our format is missing, damaged, or another draft's."""
   name, source = name_of(draft), str(getattr(draft, 'source', ''))
   whole = name == 'lm' and lm.is_model(source)
   if whole or not source or source.startswith('random:'):
@@ -133,18 +130,18 @@ def numbers(draft: Any) -> int:
 
 
 def section(name: str) -> str:
-  """The config section of a row of DRAFTERS."""
+  """Returns the config section for a row of DRAFTERS."""
   return getattr(DRAFTERS[name], 'SECTION', name)
 
 
 def inside(name: str) -> list[str]:
-  """The rows of DRAFTERS that this one may be around; [] if around none."""
+  """Lists the rows of DRAFTERS that this one may be around; [] for none."""
   rank = lambda name: getattr(DRAFTERS[name], 'WRAPS', 0)
   return [x for x in DRAFTERS if rank(x) < rank(name)]
 
 
 def _checked(name: str, settings: Any) -> Any:
-  """Settings of a row, with nothing empty and the draft they are around."""
+  """Returns a row's Settings with nothing empty, and their draft checked."""
   try:
     fields.check_needed(settings)
   except ValueError as error:
@@ -163,10 +160,8 @@ def _checked(name: str, settings: Any) -> Any:
 
 
 def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
-  """The Settings of a drafter by its name, or of a loaded model, from a dict.
-
-  ValueError: a setting that is unknown or not allowed, or another draft.
-  """
+  """Makes Settings from a dict, for a drafter by its name, or a loaded model.
+  Raises ValueError for a setting unknown or not allowed, or another draft."""
   if not options:
     return draft
   given = f'draft_options={fields.short(options)}'
@@ -188,12 +183,9 @@ def with_options(draft: Any, options: Mapping[str, Any] | None) -> Any:
 def method_of(
   target: load.LanguageModel, draft: Any, *, gamma: int, chunk: int
 ) -> method.Method:
-  """The drafter for a target, with its parameters.
-
-  draft: from draft_of, not None; ValueError if it does not fit the target or
-    gamma.
-  chunk: prompt tokens that one prefill pass reads.
-  """
+  """Makes the drafter for a target, with its parameters, from a draft_of result
+  that is not None. Raises ValueError if it does not fit the target or gamma. A
+  prefill pass reads `chunk` prompt tokens."""
   sizes, made = dict(gamma=gamma, chunk=chunk), draft
   if name := name_of(draft):
     inner = {}

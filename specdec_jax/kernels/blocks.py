@@ -1,9 +1,9 @@
-"""The matrices of files as panels of kernels.quantised, to the bit.
+"""Repacks files' matrices as panels of kernels.quantised, to the bit.
 
-How blocks are stored: https://github.com/ggml-org/ggml, src/ggml-common.h. In
-the functions x is [panels, columns of one, blocks, bytes of a block]. Codes are
-turned to [panels, blocks, ..., quads of k, columns], four to a number, and the
-work is done on all columns of a panel at once.
+Blocks are stored as in https://github.com/ggml-org/ggml, src/ggml-common.h. The
+functions take x as [panels, columns of one, blocks, bytes of a block]. They
+turn codes to [panels, blocks, ..., quads of k, columns], four to a number, and
+work on all columns of a panel at once.
 """
 
 import functools
@@ -24,30 +24,26 @@ _NL = np.array(
 
 
 class Kept(NamedTuple):
-  """The kind of panels that keep a file's blocks; their fields of x."""
+  """The kind of panels that keep a file's blocks; x -> their fields."""
 
   kind: str
   fields: Callable[[np.ndarray], Sequence[np.ndarray]]
 
 
 def pack(blocks: np.ndarray, stored: str) -> np.ndarray:
-  """The panels of a matrix [K, N].
-
-  blocks: of its columns, uint8 [N, K / depth, size], stored as one of KEPT.
-  """
+  """Packs a matrix [K, N] into panels, from its columns' blocks, stored as one
+  of KEPT: uint8 [N, K / depth, size]."""
   return quantised.pack(*KEPT[stored], blocks)
 
 
 def _shifts(bits: int, of: int = 8) -> np.ndarray:
-  """Where the parts of a number of `of` bits lie that have so many."""
+  """Lists where parts of so many bits lie in a number of `of` bits."""
   return np.arange(0, of, bits, dtype=np.uint32)[:, None]
 
 
 def _spread(x: np.ndarray, bits: int, quads: int = 8) -> np.ndarray:
-  """Numbers of so many bits, of 32 each: [P, B, -1, 8, W].
-
-  Of each `quads` quads of bytes come the lowest bits, then the next ones.
-  """
+  """Unpacks numbers of so many bits, 32 at a time: [P, B, -1, 8, W]. Each
+  `quads` quads of bytes give their lowest bits first, then the next ones."""
   words = turn(x, 'u4')
   P, B, _, W = words.shape
   parts = words.reshape(P, B, -1, 1, quads, W) >> _shifts(bits)[..., None]
@@ -55,27 +51,27 @@ def _spread(x: np.ndarray, bits: int, quads: int = 8) -> np.ndarray:
 
 
 def _gather(codes: np.ndarray, bits: int) -> np.ndarray:
-  """[..., 8, W] quads of codes of so many bits: of 8 / bits quads in one."""
+  """Packs quads of codes, [..., 8, W], 8 / bits quads into one."""
   parts = codes.reshape(*codes.shape[:-2], bits, 8 // bits, -1)
   return np.bitwise_or.reduce(parts << _shifts(bits), -2)
 
 
 def _fifth(x: np.ndarray) -> np.ndarray:
-  """The fifth bits of 32 codes, which are a number's in a file."""
+  """Reads the fifth bits of 32 codes, which a file keeps in one number."""
   quads = turn(x, 'u4') >> _shifts(4, of=32) & 15
   return _gather(quads * 0x00204081 & _EACH, 1)  # bit i goes to byte i
 
 
 def _head(x: np.ndarray) -> np.ndarray:
-  """d and -dmin."""
+  """Reads d and -dmin."""
   head = turn(x, 'u2')
   head[:, :, 1] ^= 0x8000
   return head
 
 
 def _q4_k(x: np.ndarray) -> list[np.ndarray]:
-  """d, -dmin; of each 32 numbers their codes, and two whole numbers of 6 bits:
-  what d and dmin are multiplied by. Q5_K has fifth bits before the others."""
+  """Returns d, -dmin; for each 32 numbers their codes, and two whole numbers of
+  6 bits, which multiply d and dmin. Q5_K has fifth bits before the others."""
   a, b, c = np.split(turn(x[..., 4:16], 'u1'), 3, 2)
   scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], 2)
   mins = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], 2)
@@ -86,8 +82,8 @@ def _q4_k(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _q2_k(x: np.ndarray) -> list[np.ndarray]:
-  """d, -dmin; of each 32 numbers their codes of 2 bits, and for 16 of them and
-  the others what d is multiplied by, and dmin."""
+  """Returns d, -dmin; for each 32 numbers their codes of 2 bits, and what
+  multiplies d, then dmin, for the first 16 and the others."""
   scales = turn(x[..., :16], 'u1')
   codes = _gather(_spread(x[..., 16:80], 2), 2)
   two = (s.reshape(*codes.shape[:3], -1) for s in (scales & 15, scales >> 4))
@@ -100,7 +96,7 @@ def _q6_k(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _q3_k(x: np.ndarray) -> list[np.ndarray]:
-  """Codes of 3 bits less 4, scales of 6 bits less 32: kept as Q6_K."""
+  """Keeps codes of 3 bits less 4, and scales of 6 bits less 32, as Q6_K."""
   codes = _spread(x[..., 32:96], 2) | _spread(x[..., :32], 1) << 2
   low, high = turn(x[..., 96:104], 'u1'), turn(x[..., 104:108], 'u1')
   scales = np.concatenate([low & 15, low >> 4], 2)
@@ -109,8 +105,8 @@ def _q3_k(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _six(d: np.ndarray, codes: np.ndarray, scales: np.ndarray):
-  """Q6_K: d; of each 32 numbers the low and the high bits of their codes, and
-  what d is multiplied by for 16 of them, and for the others."""
+  """Returns Q6_K: d; for each 32 numbers their codes' low and high bits, and
+  what multiplies d for the first 16 and the others."""
   two = scales.reshape(*codes.shape[:3], -1)
   high = _gather(codes >> 4 & _EACH * 3, 2)
   return [turn(d, 'u2'), beside([pair(codes), high, two], 3)]
@@ -122,7 +118,7 @@ def _iq4_nl(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _own(x: np.ndarray) -> list[np.ndarray]:
-  """Kinds of 32 numbers: float16s, fifth bits if there are any, then codes."""
+  """Reorders kinds of 32 numbers: codes, fifth bits if any, then float16s."""
   size = x.shape[-1]
   halves = size - 16 if size < 22 else size - 20
   fifth = [_fifth(x[..., halves:-16])] if size > 20 else []
@@ -130,7 +126,7 @@ def _own(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _q8_0(x: np.ndarray) -> list[np.ndarray]:
-  """Signed bytes in a file, unsigned here."""
+  """Turns a file's signed bytes to unsigned ones."""
   return [turn(x[..., 2:] ^ 128, 'u4'), turn(x[..., :2], 'u2')]
 
 

@@ -1,8 +1,8 @@
-"""The CPU kernels of rows.c as JAX functions, and the layout that they read.
+"""Calls the CPU kernels in rows.c from JAX, in the layout that they read.
 
 A kernel [K, N] is packed into panels [N / WIDE, K, WIDE], N padded with zeros,
-so that a product reads it in one stream. A panel of bfloat16 pairs the columns
-i and i + WIDE / 2. All other arrays are float32.
+so that a product reads it in one stream. A bfloat16 panel pairs the columns i
+and i + WIDE / 2. All other arrays are float32.
 """
 
 from collections.abc import Sequence
@@ -42,23 +42,20 @@ def pack(kernel_KN: Array, parts: int = 1) -> Array:
 
 
 def pad(bias_N: Array, parts: int = 1, wide: int = WIDE) -> Array:
-  """Pads a bias with a zero for every column that pack adds, in float32.
-
-  wide: columns of a panel.
-  """
+  """Pads a bias as pack pads columns, in float32; panels have `wide` each."""
   each_PN = bias_N.reshape(parts, -1)
   padded = jnp.pad(each_PN, ((0, 0), (0, -each_PN.shape[1] % wide)))
   return padded.reshape(-1).astype(jnp.float32)
 
 
 def places(columns: int, parts: int, padded: int) -> Array:
-  """Returns the places of kernels' columns among those of their panels."""
+  """Returns where kernels' columns lie among their panels' columns."""
   first = jnp.arange(parts)[:, None] * (padded // parts)
   return (first + jnp.arange(columns // parts)[None]).reshape(-1)
 
 
 def columns_of(packed: Array, ids: Array) -> Array:
-  """Reads columns of a kernel, [K, *ids.shape], from its panels."""
+  """Reads a kernel's columns, [K, *ids.shape], from its panels."""
   packed = jnp.asarray(packed)
   column = ids % WIDE
   if packed.dtype == jnp.bfloat16:
@@ -69,19 +66,16 @@ def columns_of(packed: Array, ids: Array) -> Array:
 
 
 def given(x: Array | None) -> Array:
-  """Replaces None, an argument that is left out, by no rows."""
+  """Replaces None, an argument left out, by no rows."""
   return jnp.zeros((0,), jnp.float32) if x is None else x
 
 
 def linear(x: Array, packed: Array, columns: int, **around) -> Array:
-  """Returns add + act(norm(x) @ kernel + bias), float32.
+  """Returns add + act(norm(x) @ kernel + bias), [..., columns] float32.
 
   x: [..., K] float32.
-  packed: the panels of the kernel.
-  columns: N, of the result.
-  around: norm: a Norm, of x. bias: padded as by `pad`. add: a residual stream,
-    [..., N]. act: of _ACTS. gated: act(gate) * up, of a kernel that has the
-    panels of both.
+  around: norm: a Norm, for x. bias: padded as by `pad`. add: a residual stream,
+    [..., N]. act: in _ACTS. gated: act(gate) * up, where packed holds both.
   """
   return product('specdec_linear', x, packed, columns, **around)[0]
 
@@ -100,7 +94,7 @@ def product(
   gated: bool = False,
   **more,
 ) -> list[Array]:
-  """Calls the handler of this name, which takes these arrays last, and `more`
+  """Calls the handler with this name, which takes these arrays last, and `more`
   attributes; returns [linear's result, *also]."""
   x_MK = x.reshape(-1, x.shape[-1])
   shape = (x_MK.shape[0], columns)
@@ -138,7 +132,7 @@ def add_norm(x: Array, norm: Norm, add: Array | None = None) -> Array:
 
 
 def cache_shapes(B: int, G: int, S: int, C: int):
-  """Returns shapes of keys and values: panels of slots, and of channels."""
+  """Returns the shapes of keys (panels of slots) and values (of channels)."""
   across, down = -(-S // WIDE), -(-C // WIDE)
   return (B, G, across, C, WIDE), (B, G, down, across * WIDE, WIDE)
 
@@ -161,17 +155,16 @@ def attend(
 ) -> list[Array]:
   """Writes keys and values to the cache and attends, as models.attention.
 
+  Returns [y_BTF, keys, values], without slots_BT [y_BTF].
+
   qkv_BTF: queries, keys and values, F = (H + 2 G) * C.
   cos, sin: rotary angles, [B, T, 1, C / 2]; None: not rotated.
-  slots_BT: where keys and values go; a slot >= S is dropped. None: there are
+  slots_BT: where keys and values go; a slot >= S is dropped. None: qkv_BTF has
     only queries, F = H * C, and nothing is written.
-  keys, values: of one layer (cache_shapes); their memory is reused.
-  scale, cap: factor of the scores; soft cap of the scaled ones.
-  norms: RMS norms of queries and of keys.
-  at_BS: the position of each slot; None: its index.
-
-  Returns:
-    [y_BTF, keys, values], without slots_BT [y_BTF].
+  keys, values: one layer's (cache_shapes); their memory is reused.
+  scale, cap: multiplies the scores; soft cap of the scaled ones.
+  norms: RMS norms for queries and for keys.
+  at_BS: each slot's position; None: its index.
   """
   B, T = qkv_BTF.shape[:2]
   C, S = keys.shape[-2], mask_BTS.shape[-1]
@@ -201,7 +194,7 @@ def attend(
 
 
 def _angles(x: Array | None, B: int, T: int) -> Array:
-  """Lays out cos or sin as rows of tokens, in float32 under x64 too."""
+  """Lays out cos or sin as a row for each token, in float32 under x64 too."""
   if x is None:
     return given(x)
   spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
@@ -209,7 +202,7 @@ def _angles(x: Array | None, B: int, T: int) -> Array:
 
 
 def _whole(x: Array | None, shape: tuple[int, ...]) -> Array:
-  """Broadcasts an argument, of which the kernel reads every number."""
+  """Broadcasts an argument: the kernel reads every number."""
   if x is None:
     return given(x)
   return jnp.broadcast_to(x, shape).astype(jnp.float32)

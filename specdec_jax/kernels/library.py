@@ -27,7 +27,7 @@ _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 
 @functools.cache
 def _cpu() -> str:
-  """Returns model and instruction sets of this CPU."""
+  """Returns this CPU's model and instruction sets."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
   except OSError:
@@ -42,11 +42,8 @@ WIDE = 32 if 'avx512f' in _cpu() else 16
 
 
 class Library(NamedTuple):
-  """One library.
-
-  name: of its file. source: of C. flags: how it is compiled.
-  handlers: (name for XLA, symbol) of each function that XLA calls.
-  """
+  """A C source, its compiled file's name, and compiler flags; handlers are
+  (name for XLA, symbol) for each function that XLA calls."""
 
   name: str
   source: str
@@ -67,11 +64,9 @@ ROWS = Library(
 
 
 def quantised(kind: str, lanes: int = 0) -> Library:
-  """Returns the library of products with a kind (kernels.quantised).
-
-  lanes: 16, 8 or 4, the instructions of AVX-512, of AVX2 or plain C, under a
-    name of their own, 'specdec_q4_1_8'; 0: the best of this CPU.
-  """
+  """Returns the library that multiplies by one kind (kernels.quantised).
+  `lanes` is 16, 8 or 4, for AVX-512, AVX2 or plain C, under a name of their
+  own, 'specdec_q4_1_8'; 0: the best on this CPU."""
   name = kind.lower() + (f'_{lanes}' if lanes else '')
   flags = '-DWIDE=32', f'-DKIND={kind}'
   flags += (f'-DLANES={lanes}',) if lanes else ()
@@ -88,8 +83,8 @@ def check(kernels: str) -> None:
 def ready(
   kernels: str, folder: pathlib.Path, kinds: Collection[str] = ()
 ) -> bool:
-  """Tells whether the kernels run here, those of these kinds too; one line of
-  the log says why not."""
+  """Tells whether the kernels run here, for these kinds too; one line in the
+  log says why not."""
   if kernels == 'xla' or jax.default_backend() != 'cpu':
     return False
   for library in (ROWS, *map(quantised, sorted(set(kinds)))):
@@ -111,13 +106,8 @@ _kept: list[tempfile.TemporaryDirectory] = []
 
 @functools.cache
 def load(folder: pathlib.Path, library: Library = ROWS) -> str:
-  """Makes the kernels of a library known to XLA.
-
-  folder: keeps the compiled library.
-
-  Returns:
-    '' if they can be called, else one sentence: why not.
-  """
+  """Makes a library's kernels known to XLA; `folder` keeps it compiled. Returns
+  '' if they can be called, else one sentence: why not."""
   if library in _loaded:
     return ''
   compiler = _compiler()
@@ -146,7 +136,7 @@ def load(folder: pathlib.Path, library: Library = ROWS) -> str:
 
 
 def _compiler() -> list[str]:
-  """Returns the command of a C compiler; [] if there is none."""
+  """Returns a C compiler's command; [] if there is none."""
   named = os.environ.get('CC', '').split()
   for command in (named, ['cc'], ['gcc'], ['clang']):
     if command and shutil.which(command[0]):
@@ -159,11 +149,9 @@ def _compiler() -> list[str]:
 def _built(
   compiler: list[str], folder: pathlib.Path, library: Library = ROWS
 ) -> pathlib.Path:
-  """Returns the library for this machine, compiled if the cache has none.
-
-  Where the folder cannot be written, the library is compiled for this process
-  alone, and one line of the log says so.
-  """
+  """Returns the library for this machine, compiled if the cache has none. Where
+  the folder cannot be written, compiles it for this process alone, and logs
+  that in one line."""
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
   source = _HERE / library.source
   command = [*compiler, *_FLAGS, *library.flags, native]

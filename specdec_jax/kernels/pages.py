@@ -1,5 +1,5 @@
-"""The memory under weights: huge pages, for in those of 4 KB a pass also waits
-for addresses; and what loading left."""
+"""Puts weights in huge pages, for in those of 4 KB a pass also waits for
+addresses; and frees what loading left."""
 
 import ctypes
 import sys
@@ -13,10 +13,7 @@ _HUGEPAGE, _COLLAPSE = 14, 25  # of Linux' madvise; the second since 6.1
 
 def enlarge(x: jax.Array) -> jax.Array:
   """Moves an array to huge pages and returns it: same address, same values.
-
-  Nothing happens to what lies elsewhere than on one CPU under Linux, and where
-  the kernel refuses.
-  """
+  Acts only on one CPU under Linux, where the kernel does not refuse."""
   traced = isinstance(x, core.Tracer)
   if traced or sys.platform != 'linux' or jax.default_backend() != 'cpu':
     return x

@@ -1,12 +1,12 @@
-"""Products with weights as a checkpoint stores them, by quantised.c.
+"""Multiplies by weights as a checkpoint stores them, through quantised.c.
 
 A matrix [K, N] lies in panels of 32 columns, uint8 [N / 32, K / depth, bytes],
-N padded with zeros: for each block of K its columns' codes, four k of a column
-side by side, and their scales. What quantised.c reads is one stream.
+N padded with zeros. Each block along K holds its columns' codes, four k of a
+column side by side, and their scales. quantised.c reads one stream.
 
-Kinds have the names of GGUF, whose numbers they keep to the bit, or say bits
-and group: U4_64 is unsigned codes of 4 bits, of which 64 of a column have a
-scale and a minimum in float32. Codes of NF4_64 are places in NF4.
+Kinds have GGUF's names, and keep its numbers to the bit, or say bits and group:
+U4_64 is unsigned codes of 4 bits, where 64 in a column have a float32 scale and
+minimum. NF4_64's codes are places in NF4.
 """
 
 import functools
@@ -49,15 +49,13 @@ NF4 = np.array(
 
 
 class Kind(NamedTuple):
-  """How numbers of one column are stored; STORED of quantised.c.
+  """How one column's numbers are stored; STORED in quantised.c.
 
-  depth: numbers of a block.
-  bits: of a code.
+  depth, bits: numbers in a block, bits in a code. zero: taken from a code.
   scales: OWN, a float16 after each 32 codes; SUPER, one before all, which whole
     numbers of 8 bits after each 32 multiply; GROUP, a float32 before all.
   mins: 1 if there are minima, which lie after the scales.
-  parts: of 32 numbers, with a scale each, and a minimum.
-  zero: what is taken from a code.
+  parts: how many parts 32 numbers have, each with a scale, and a minimum.
   """
 
   depth: int
@@ -69,13 +67,13 @@ class Kind(NamedTuple):
 
   @property
   def table(self) -> bool:
-    """Whether codes are places in NF4."""
+    """Tells whether codes are places in NF4."""
     return self.scales == GROUP and not self.mins
 
   @property
   def layout(self) -> tuple[list[np.dtype], list[int], list[np.dtype]]:
-    """(types of the scales before the codes, bytes of 32 codes, types of what
-    lies after these). Codes are whole, or those of 4 bits and of the others."""
+    """Returns (types of scales before the codes, bytes in 32 codes, types of
+    what follows). Codes are whole, or split into 4 bits and the others."""
     one = {OWN: [], SUPER: [_HALF], GROUP: [_FLOAT]}[self.scales]
     codes = {2: [8], 4: [16], 5: [16, 4], 6: [16, 8], 8: [32]}[self.bits]
     whole = self.parts * [np.dtype('u1' if self.mins else 'i1')]
@@ -84,8 +82,8 @@ class Kind(NamedTuple):
 
   @property
   def fields(self) -> list[tuple[np.dtype, int]]:
-    """(type, bytes) of each field of a block: the numbers of this type of all
-    columns lie side by side."""
+    """Lists (type, bytes) for each field in a block: all columns' numbers of
+    this type lie side by side."""
     one = lambda types: [(x, x.itemsize) for x in types]
     head, codes, last = self.layout
     each = [(_QUADS, n) for n in codes] + one(last)
@@ -93,12 +91,12 @@ class Kind(NamedTuple):
 
   @property
   def size(self) -> int:
-    """The bytes of a block of one column."""
+    """Counts bytes in one column's block."""
     return sum(n for _, n in self.fields)
 
   @property
   def offsets(self) -> list[int]:
-    """Where the fields of a panel's block begin."""
+    """Lists where the fields in a panel's block begin."""
     return np.cumsum([0, *(WIDE * n for _, n in self.fields[:-1])]).tolist()
 
 
@@ -148,7 +146,7 @@ def _quads(x: Array) -> Array:
 
 
 def _values(kind: str, fields: Sequence[Array]) -> Array:
-  """Computes float32 [..., depth] from the fields [..., bytes] of blocks."""
+  """Computes float32 [..., depth] from blocks' fields [..., bytes]."""
   k, out = KINDS[kind], []
   before, sizes, after = k.layout
   head, c = [*map(_number, before, fields)], len(sizes)
@@ -170,12 +168,9 @@ def pack(
   fields: Callable[[np.ndarray], Sequence[np.ndarray]],
   blocks: np.ndarray,
 ) -> np.ndarray:
-  """Packs the columns of a matrix [K, N] into panels.
-
-  fields: fields([P, WIDE, K / depth, size]) of some panels' columns gives what
-    `beside` makes their blocks of.
-  blocks: of the columns, uint8 [N, K / depth, size].
-  """
+  """Packs a matrix [K, N] into panels, from its columns' blocks, uint8
+  [N, K / depth, size]. fields([P, WIDE, K / depth, size]) turns some panels'
+  columns into what `beside` joins to blocks."""
   N, B, size = blocks.shape
   out = np.empty((-(-N // WIDE), B, WIDE * KINDS[kind].size), np.uint8)
 
@@ -192,7 +187,7 @@ def pack(
 
 
 def turn(x_PWBI: np.ndarray, dtype: str) -> np.ndarray:
-  """Turns bytes of columns into a field of a type, [P, B, I / bytes, W]."""
+  """Turns columns' bytes into a field of one type, [P, B, I / bytes, W]."""
   return np.ascontiguousarray(np.moveaxis(x_PWBI.view(dtype), 1, -1))
 
 
@@ -203,7 +198,7 @@ def pair(quads: np.ndarray) -> np.ndarray:
 
 
 def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
-  """Joins the bytes of fields from an axis on, one field after the other."""
+  """Joins fields' bytes from an axis on, one field after the other."""
   each = (x.reshape(*x.shape[:axis], -1).view(np.uint8) for x in fields)
   return np.concatenate([*each], -1)
 
@@ -211,11 +206,9 @@ def beside(fields: Sequence[np.ndarray], axis: int) -> np.ndarray:
 def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
   """Makes blocks for `pack`, of scale * code + minimum or scale * NF4[code].
 
-  uint8 [N, J, 8 + K / J]: a group's two numbers in float32 (or one), its codes.
-
-  codes_NK: uint8.
-  numbers_NJ: a scale of each K / J codes, which are 32, 64 or 128; and a
-    minimum.
+  Returns uint8 [N, J, 8 + K / J]: a group's two numbers in float32 (or one),
+  its codes. numbers_NJ are a scale for each K / J codes, which are 32, 64 or
+  128; and a minimum.
   """
   scale_NJ, floats = numbers_NJ[0], np.stack(numbers_NJ, -1).astype(np.float32)
   codes_NJC = codes_NK.reshape(*scale_NJ.shape, -1)
@@ -223,7 +216,7 @@ def group_blocks(codes_NK: np.ndarray, *numbers_NJ: np.ndarray) -> np.ndarray:
 
 
 def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
-  """Returns the fields of group_blocks, of U4_64 and such."""
+  """Splits group_blocks' result into fields, for U4_64 and such."""
   numbers = 4 * (1 + KINDS[kind].mins)
   codes = turn(x_PWJI[..., numbers:], 'u4')
   if KINDS[kind].bits == 4:
@@ -234,13 +227,13 @@ def group_fields(kind: str, x_PWJI: np.ndarray) -> list[np.ndarray]:
 # One program: compiled op by op, its moves take longer than the arithmetic.
 @functools.partial(jax.jit, static_argnums=1)
 def columns_of(packed: Array, kind: str, ids: Array) -> Array:
-  """Reads columns, float32 [K, *ids.shape]: to the bit those of the file."""
+  """Reads columns, float32 [K, *ids.shape]: to the bit those in the file."""
   x = _values(kind, _fields(packed, kind, ids))
   return jnp.moveaxis(x.reshape(*ids.shape, -1), -1, 0)
 
 
 def take(packed: Array, kind: str, ids_R: Array) -> Array:
-  """Returns the panels of these columns alone."""
+  """Returns panels with these columns alone."""
   P, B = -(-len(ids_R) // WIDE), packed.shape[1]
   padding, out = ((0, P * WIDE - len(ids_R)), (0, 0), (0, 0)), []
   each = _fields(packed, kind, ids_R)
@@ -253,7 +246,7 @@ def take(packed: Array, kind: str, ids_R: Array) -> Array:
 
 
 def _fields(packed: Array, kind: str, ids: Array) -> list[Array]:
-  """Returns fields of columns, each [*ids.shape, K / depth, bytes]."""
+  """Returns columns' fields, each [*ids.shape, K / depth, bytes]."""
   k = KINDS[kind]
   column, fields = (ids % WIDE)[..., None], []
   for (dtype, size), start in zip(k.fields, k.offsets, strict=True):
@@ -266,7 +259,7 @@ def _fields(packed: Array, kind: str, ids: Array) -> list[Array]:
 
 
 def broken(packed: np.ndarray, kind: str) -> int:
-  """Counts scales of panels that are infinite or no number."""
+  """Counts scales in panels that are infinite or no number."""
   k, count = KINDS[kind], 0
   for (dtype, size), start in zip(k.fields, k.offsets, strict=True):
     if dtype.kind == 'f':
@@ -289,15 +282,13 @@ def shared(
 ) -> list[Array]:
   """Returns [add + act(norm(x) @ matrix + bias), rows], the rounded norm(x).
 
-  x: [..., K] float32.
-  packed: the panels of the matrix; if gated, those of gate and of up.
+  packed: the matrix's panels; if gated, those of gate and of up.
   kind: one of KINDS, whose library is loaded (library.quantised).
-  columns: N, of the result.
-  bits: of BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
+  bits: in BITS; 16 gives float32's result to about 3e-5 of it, 8 to 7e-3.
   order: [K] int32, row k of the panels is this row of the matrix; None: k.
   rows: what this returned for a matrix of another kind and the same x, norm,
-    order and bits, of which none is looked at again; then it returns none.
-  around: as of calls.linear.
+    order and bits, none of which is looked at again; then it returns none.
+  x, columns, around: as in calls.linear.
   """
   size = x.size // 32 * (60 + 32 * (bits == 16)) if rows is None else 0
   return calls.product(

@@ -1,4 +1,4 @@
-"""The pass of a single token on a GPU."""
+"""Pads a GPU pass over a single token."""
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +8,11 @@ ROWS = 2
 
 
 def padded(apply):
-  """Returns types.Model.apply that on a GPU pads a pass of a single token.
+  """Makes types.Model.apply pad a pass over a single token, on a GPU.
 
-  For one row XLA makes products of a matrix and a vector, and norms of several
+  For one row XLA makes matrix-vector products and splits norms into several
   kernels: llama3_1b takes 1.4 times as long for one token as for two
-  (experiments/gpu). The padding writes nothing and nothing attends to it.
+  (experiments/gpu). The padding writes nothing; nothing attends to it.
   """
 
   def call(params, tokens_BT, *at, **more):

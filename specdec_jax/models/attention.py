@@ -18,15 +18,15 @@ CUDNN_FROM = 256
 
 
 class View(NamedTuple):
-  """The positions of a forward pass, for the layers of one kind.
+  """What the layers of one kind share in a forward pass.
 
   cos, sin: rotary angles, [B, T, 1, C/2]; None for other kinds of positions.
   mask_BTS: true where a token attends to a slot.
-  bias_BHTS: of relative positions, what is added to the scores, or None.
-  source: (keys and values of the source in this layer, where its tokens are),
-    as layers.CrossAttention takes them; None without an encoder.
+  bias_BHTS: added to the scores, for relative positions; or None.
+  source: (the source's keys and values in this layer, a mask of its tokens), as
+    layers.CrossAttention takes them; None without an encoder.
   dropout: a layers.Dropout in training, or None.
-  at_BS: the position of each slot, as types.Model.apply takes it.
+  at_BS: each slot's position, as in types.Model.apply.
   """
 
   cos: Array | None
@@ -45,11 +45,8 @@ def views(
   at_BS=None,
   table_XH: Array | None = None,
 ) -> dict[tuple[int, bool], View]:
-  """Returns the View of every kind of layers (config.kinds).
-
-  table_XH: for relative positions, a number for each bucket and head: what T5
-    adds to the score of a query and a slot.
-  """
+  """Returns a View for every kind of layer (config.kinds). table_XH holds T5's
+  relative positions: what to add to a score, by bucket and head."""
   view = functools.partial(_view, config, positions_BT, mask_BTS, at_BS)
   found = {kind: view(*kind) for kind in dict.fromkeys(config.kinds)}
   if table_XH is None:
@@ -62,7 +59,7 @@ def views(
 
 
 def _places(slots: int, at_BS: Array | None) -> Array:
-  """Returns the position of each slot, [B or 1, 1, S]: its index in a chain."""
+  """Returns each slot's position, [B or 1, 1, S]: its index in a chain."""
   return jnp.arange(slots)[None, None] if at_BS is None else at_BS[:, None]
 
 
@@ -86,12 +83,10 @@ def _view(
 
 
 def buckets(distance: Array, config: model_config.LMConfig) -> Array:
-  """Returns the bucket of each distance of query and key (Raffel et al. 2020,
-  https://arxiv.org/abs/1910.10683, section 2.1).
-
-  Half of the buckets are for single distances, half for ever larger ranges up
-  to the farthest. Without causal, half of all are for keys after the query.
-  """
+  """Sorts distances between query and key into buckets, half for single
+  distances, half for ever larger ranges up to the farthest (Raffel et al. 2020,
+  https://arxiv.org/abs/1910.10683, section 2.1). Without causal, half of all
+  are for keys after the query."""
   count, far = config.buckets
   first = jnp.zeros_like(distance)
   if not config.causal:
@@ -109,18 +104,15 @@ def buckets(distance: Array, config: model_config.LMConfig) -> Array:
 
 
 def precision(dtype):
-  """Returns the precision of matmuls: full for float32, of which GPUs and TPUs
-  drop bits by default.
-
-  Products of bfloat16 are exact anyway, and with a higher precision libtpu
-  0.0.42 fails to compile some of them.
-  """
+  """Returns the matmul precision: full for float32, which GPUs and TPUs shorten
+  by default. Products in bfloat16 are exact anyway, and libtpu 0.0.42 fails to
+  compile some of them at a higher precision."""
   exact = jax.lax.Precision.HIGHEST
   return jax.lax.Precision.DEFAULT if dtype == jnp.bfloat16 else exact
 
 
 def inverse_frequencies(config: model_config.LMConfig) -> Array:
-  """Returns the frequency of each channel pair, [C/2], float32 or wider."""
+  """Returns each channel pair's frequency, [C/2], float32 or wider."""
   exponent = jnp.arange(0, config.head_dim, 2, dtype=float) / config.head_dim
   freq = 1.0 / config.rope_theta**exponent
   scaling = config.rope_scaling
@@ -129,9 +121,7 @@ def inverse_frequencies(config: model_config.LMConfig) -> Array:
 
 def rotation(positions_BT: Array, config: model_config.LMConfig):
   """Returns (cos, sin) of the rotary angles, each [B, T, 1, C/2], times the
-  scaling's magnitude.
-
-  In float32 or wider: bfloat16 would round position 257 to 256.
+  scaling's magnitude. In float32 or wider: bfloat16 rounds position 257 to 256.
   """
   freq = inverse_frequencies(config)
   angle = (
@@ -149,7 +139,7 @@ def rotate(x_BTHC: Array, cos, sin) -> Array:
 
 
 def softcap(x: Array, cap: float | None) -> Array:
-  """cap * tanh(x / cap), within -cap..cap (Gemma 2, 2408.00118, section 2)."""
+  """Computes cap * tanh(x / cap) (Gemma 2, 2408.00118, section 2)."""
   return x if cap is None else cap * jnp.tanh(x / cap)
 
 
@@ -162,15 +152,12 @@ def attend(
   cap: float | None = None,
   bias_BHTS: Array | None = None,
 ) -> Array:
-  """Attends; query head h uses key/value head h // (H / G).
+  """Attends, [B, T, H * C]; query head h uses key/value head h // (H / G).
 
-  cache: keys and values, a models.cache.KVCache.
+  cache: a models.cache.KVCache.
   mask_BTS: true where a token attends to a slot.
-  scale: factor of the scores before the softmax; None is C**-0.5.
-  cap, bias_BHTS: soft cap of the scaled scores, and what is added to them.
-
-  Returns:
-    [B, T, H * C].
+  scale: multiplies the scores before the softmax; None is C**-0.5.
+  cap, bias_BHTS: soft cap of the scaled scores, and what is added then.
   """
   B, T, H, C = q_BTHC.shape
   G, S = cache.k_BGSC.shape[1:3]
@@ -207,7 +194,7 @@ def attend(
 
 
 def _is_prefill(q_BTHC: Array) -> bool:
-  """Whether cuDNN attends: it never writes scores [T, S] to memory."""
+  """Tells whether cuDNN attends: it never writes scores [T, S] to memory."""
   _, T, _, C = q_BTHC.shape
   known = q_BTHC.dtype in (jnp.bfloat16, jnp.float16) and C in (64, 128)
   return known and T >= CUDNN_FROM and jax.default_backend() == 'gpu'

@@ -1,8 +1,8 @@
-"""Key/value caches of S slots, which do not know how many are in use.
+"""Key/value caches with S slots, which do not know how many are in use.
 
-The caller chooses slots (the index in memory) and positions (the input of
+The caller chooses slots (the index in memory) and positions (the input to
 RoPE). Writing a slot again overwrites it, so rejected tokens need no rollback.
-A slot >= S is dropped. Negative slots wrap: never use one.
+Writes to a slot >= S are dropped. Negative slots wrap: never use one.
 """
 
 from typing import Any, NamedTuple
@@ -16,29 +16,24 @@ Array = jax.Array
 
 
 class KVCache(NamedTuple):
-  """Keys and values of one layer.
-
-  Heads come before slots: with slots first, XLA CPU transposes all of the cache
-  in every layer of every step (2.0 ms a step, not 0.6, for SmolLM2-135M).
-  """
+  """Keys and values of one layer. Heads come before slots: with slots first,
+  XLA CPU transposes the whole cache in every layer and step (2.0 ms a step, not
+  0.6, for SmolLM2-135M)."""
 
   k_BGSC: Array
   v_BGSC: Array
 
 
 class Panels(NamedTuple):
-  """Keys and values of one layer of a packed model, in panels.
-
-  k: [B, G, S / 32, C, 32]. v: [B, G, C / 32, S, 32]. S and C are rounded up to
-  panels (kernels.calls.cache_shapes).
-  """
+  """One packed layer's keys, [B, G, S / W, C, W], and values, [B, G, C / W, S,
+  W], in panels of W = kernels.calls.WIDE, to which S and C are rounded up."""
 
   k: Array
   v: Array
 
 
 def empty(config, rows: int, slots: int) -> KVCache | Panels:
-  """Returns zeros for the keys and values of one layer of an LMConfig."""
+  """Returns zeros for one layer's keys and values."""
   shape = rows, config.kv_heads, slots, config.head_dim
   kind, shapes = KVCache, (shape, shape)
   if config.run.packed:
@@ -48,10 +43,8 @@ def empty(config, rows: int, slots: int) -> KVCache | Panels:
 
 
 def of_layers(config, rows: int, slots: int, constrain=None):
-  """Returns zeros for all layers: a tuple of `empty`, or Stacked.
-
-  constrain: as in models.lm.make.
-  """
+  """Returns zeros for all layers: a tuple of `empty`, or Stacked, sharded by
+  `constrain` as in models.lm.make."""
   axes = ('batch', 'kv_heads', 'slots', None)
   cache: Any = tuple(empty(config, rows, slots) for _ in range(config.depth))
   if config.run.scan_layers:
@@ -64,7 +57,7 @@ def of_layers(config, rows: int, slots: int, constrain=None):
 
 
 def by_slot(tree):
-  """Replaces every Panels of a pytree by a KVCache, to look at single slots."""
+  """Replaces every Panels in a pytree by a KVCache, to look at single slots."""
 
   def plain(x):
     if not isinstance(x, Panels):
@@ -92,10 +85,9 @@ def panels(cache: KVCache) -> Panels:
 
 
 class Writer(NamedTuple):
-  """Puts keys and values of one call in a layer's cache (layers.Block's write).
+  """Puts one call's keys and values in a layer's cache (layers.Block's write).
 
-  cache: of the layer, or Stacked, before the call; Panels only as kernels.calls
-    takes it.
+  cache: before the call; Panels only as kernels.calls takes it.
   slots_BT: where the call's keys and values go.
   layer: its number in Stacked; may be traced.
   """
@@ -126,12 +118,9 @@ class Writer(NamedTuple):
 
 
 class Stacked(NamedTuple):
-  """Keys and values of all layers, [B, depth, S, G * C].
-
-  For a scan over layers, whose carry it must be part of to be updated in place.
-  With slots before heads, and heads and channels in one axis, XLA TPU neither
-  copies nor transposes it.
-  """
+  """Keys and values of all layers, [B, depth, S, G * C]. A scan over layers
+  updates it in place only as part of its carry. With slots before heads, and
+  heads and channels in one axis, XLA TPU neither copies nor transposes it."""
 
   k_BNSF: Array
   v_BNSF: Array
@@ -151,11 +140,8 @@ def write(cache: KVCache, k_BTGC, v_BTGC, slots_BT) -> KVCache:
 
 
 def compact(cache: Any, from_BK: Array, to_BK: Array) -> Any:
-  """Moves slots in the caches of all layers: all reads before all writes.
-
-  from_BK, to_BK: which, and where to; what goes to a slot >= S is dropped, or
-    lies in the padding of Panels behind S, to which nothing attends.
-  """
+  """Moves slots in all layers' caches: all reads before all writes. What goes
+  to a slot >= S is dropped, or lies in Panels' padding, unattended."""
 
   def moved(x, index):
     def row(x, from_K, to_K):

@@ -1,8 +1,5 @@
-"""Settings of the language model and the table of published sizes.
-
-A family of models (Llama, GPT-2, Gemma) is a set of settings: no code depends
-on its name.
-"""
+"""Settings of the language model and the table of published sizes. A family
+(Llama, GPT-2, Gemma) is a set of settings: no code depends on its name."""
 
 import dataclasses
 import math
@@ -15,14 +12,14 @@ from specdec_jax.models.rope import Divided, RopeScaling, Scaling
 
 @dataclasses.dataclass(frozen=True)
 class Execution:
-  """How a model runs, which changes its results by rounding alone.
+  """How a model runs; results change by rounding alone.
 
   scan_layers: trace one layer and scan over the stack, which compiles faster.
-    Of an EAGLE draft: each layer has a cache as such a stack has.
-  fused: one matmul for q, k and v and one for gate and up, which is faster for
-    small matrices; for models on one device that are not scanned.
+    In an EAGLE draft each layer then has a cache like such a stack's.
+  fused: one matmul for q, k and v and one for gate and up, faster for small
+    matrices; for models on one device, not scanned.
   packed: matrices lie in weights.Panels, Quantised or Beside, for
-    specdec_jax.kernels on a CPU; everything else is float32. Of fused models.
+    specdec_jax.kernels on a CPU; all else is float32. Needs fused.
   """
 
   scan_layers: bool = False
@@ -38,42 +35,40 @@ class LMConfig:
   """One transformer: a decoder, with an encoder before it or without.
 
   Sizes. vocab: rows of the embedding, padding included. context: positions that
-  the model supports, and rows of the table of learned positions.
+  the model supports, and rows in the table of learned positions.
 
-  Embedding. embed_scale: factor of the embedding, rounded to the dtype of
-  activations. tied: the head is the same matrix.
+  Embedding. embed_scale: multiplies it, rounded to the activations' dtype.
+  tied: the head is the same matrix.
 
-  Positions. position: 'rope', 'learned' or 'relative' (T5's: a number for each
-  head and distance is added to the scores). buckets: how many relative
-  positions are told apart, and the distance from which all are one.
+  Positions. position: 'rope', 'learned' or 'relative' (T5 adds a number for
+  each head and distance to the scores). buckets: how many relative positions
+  are told apart, and the distance from which all are one.
 
   Attention. windows: how many tokens a token attends to, itself included, 0 for
   all; layer i has windows[i % len(windows)]. rotated: likewise whether a layer
-  has RoPE. local_rope_theta: the unscaled RoPE base of layers with a window;
-  None: that of the others. query_scale: factor of the scores (None:
-  head_dim**-0.5); attn_softcap caps them after it. qk_norm: norms of queries
-  and keys, of each head's or, if joint_qk_norm, of all heads' channels at once.
+  has RoPE. local_rope_theta: the unscaled RoPE base in layers with a window
+  (None: as in the others). query_scale: multiplies the scores (None:
+  head_dim**-0.5); attn_softcap then caps them. qk_norm: norms queries and keys,
+  each head alone or, with joint_qk_norm, all heads' channels at once.
 
   MLP. act: 'silu', 'gelu_tanh' (its tanh approximation), 'gelu' (exact) or
   'relu'. gated: down(act(gate(x)) * up(x)), else down(act(up(x))).
 
   Norms. norm: 'rms', or 'layer' with a bias. pre_norm: norms before attention
-  and before the MLP; post_norm: after them. wide_norm: scales are stored and
-  applied in float32 or wider. residual_scale: factor of what attention and MLP
-  add to the residual stream.
+  and MLP; post_norm: after them. wide_norm: keeps scales in float32 or wider.
+  residual_scale: multiplies what attention and MLP add to the residual stream.
 
-  Head. head_scale: factor of its input. logit_softcap: soft cap of the logits.
-  proposes: the ids that the head has a column for, ascending; all others have
-  logit -inf; () is all ids. Only for drafts, which must not be tied then.
+  Head. head_scale: multiplies its input. logit_softcap: caps the logits.
+  proposes: the ids with a column in the head, ascending; all others have logit
+  -inf; () is all ids. Only for drafts, which then must not be tied.
 
-  Encoder. encoder: the settings of the encoder, which reads a source with the
-  decoder's embedding; every layer of the decoder then attends to what it left.
-  None: no encoder. start: the id that the decoder's text begins with then.
-  causal: false in the encoder, where a token also attends to later ones.
+  Encoder. encoder: its settings; it reads a source with the decoder's
+  embedding, and every decoder layer attends to the result. start: the id that
+  the decoder's text then begins with. causal: false in the encoder, where a
+  token also attends to later ones.
 
-  dtype: of weights and, unless they are packed, of activations and cache;
-  logits are float32 or wider.
-  run: how it runs.
+  Arithmetic. dtype: of weights and, unless they are packed, of activations and
+  cache; logits are float32 or wider. run: how it runs.
   """
 
   depth: int
@@ -138,13 +133,13 @@ class LMConfig:
 
   @property
   def kinds(self) -> tuple[tuple[int, bool], ...]:
-    """(window, rotated) of the first layers; layer i has i % the length."""
+    """Lists the first layers' (window, rotated); layer i has i % the length."""
     w, r = self.windows, self.rotated
     count = math.lcm(len(w), len(r))
     return tuple((w[i % len(w)], r[i % len(r)]) for i in range(count))
 
   def of_layers(self, layers: Sequence[int]) -> 'LMConfig':
-    """Returns the settings of a model of these layers only."""
+    """Returns the settings of a model with these layers only."""
     each = [self.kinds[i % len(self.kinds)] for i in layers]
     windows, rotated = map(shared, zip(*each, strict=True))
     return dataclasses.replace(
@@ -152,8 +147,7 @@ class LMConfig:
     )
 
   def running(self, dtype: str = '', **changes) -> 'LMConfig':
-    """Changes how the model and its encoder run, and their dtype ('': no
-    other)."""
+    """Changes how model and encoder run, and their dtype ('': no change)."""
     return dataclasses.replace(
       self,
       dtype=dtype or self.dtype,
@@ -163,12 +157,12 @@ class LMConfig:
 
   @property
   def activations(self) -> str:
-    """The dtype of activations and cache."""
+    """Names the dtype of activations and cache."""
     return 'float32' if self.run.packed else self.dtype
 
 
 def shared(each: Sequence) -> tuple:
-  """Shortens a setting of every layer to one value where all are equal."""
+  """Shortens a per-layer setting to one value where all are equal."""
   return tuple(each[:1] if len(set(each)) == 1 else each)
 
 
@@ -229,13 +223,10 @@ _GEMMA2 = gemma(2304, windows=(4096, 0), attn_softcap=50.0, logit_softcap=30.0)
 
 
 def t5(depth: int, encoder_depth: int = 0, **sizes: Any) -> dict[str, Any]:
-  """Returns the settings of a T5 whose encoder has the sizes of its decoder.
-
-  encoder_depth: layers of the encoder, if not as many as the decoder has.
-
-  T5 1.0 (Raffel et al. 2020) has act='relu', gated=False, is tied and scales
-  the head's input by width**-0.5; T5 1.1 and Flan have a gated GELU.
-  """
+  """Returns the settings of a T5 whose encoder has its decoder's sizes and
+  `encoder_depth` layers (0: as many). T5 1.0 (Raffel et al. 2020) has
+  act='relu', gated=False, is tied and scales the head's input by width**-0.5;
+  T5 1.1 and Flan have a gated GELU."""
   every = dict(position='relative', query_scale=1.0, norm_eps=1e-6)
   shared = {'depth': depth, 'kv_heads': sizes['heads'], **every, **sizes}
   encoder: dict[str, Any] = shared | {'depth': encoder_depth or depth}
@@ -287,7 +278,7 @@ _T5 = {
 def _t5_1_1(
   depth, width, heads, mlp, encoder_depth=0, *, head_dim=64, vocab=32128
 ):
-  """Returns the settings of a T5 1.1; its context is that of its training."""
+  """Returns the settings of a T5 1.1, with its training's context."""
   sizes = dict(
     width=width, heads=heads, head_dim=head_dim, mlp=mlp, vocab=vocab
   )
@@ -303,7 +294,7 @@ SIZES['t5_tiny'] = _t5_1_1(2, 64, 4, 128, head_dim=16, vocab=512)
 
 
 def sized(name: str, **changes) -> LMConfig:
-  """Returns a size of SIZES with changes, which hold for its encoder too."""
+  """Returns an entry of SIZES with changes, which also apply to its encoder."""
   if name not in SIZES:
     raise ValueError(f'size {name!r}: {fields.choices(name, sorted(SIZES))}')
   found = LMConfig(**(SIZES[name] | changes))

@@ -1,8 +1,5 @@
-"""The same parameters in other layouts.
-
-Fused projections, panels for the CPU kernels, all apart, or a head of fewer
-columns.
-"""
+"""Converts parameters to other layouts: fused projections, panels for the CPU
+kernels, all apart, or a head with fewer columns."""
 
 import dataclasses
 import hashlib
@@ -31,11 +28,9 @@ PARTS = {'gate_up': 2}
 
 
 def fuse(config: model_config.LMConfig, params: types.Params):
-  """Fuses the projections of a model; returns its (config, params).
-
-  Changes params in place: each layer's parts are freed as they are joined, so
-  memory never holds the model twice.
-  """
+  """Fuses a model's projections; returns its (config, params). Changes params
+  in place: each layer's parts are freed as they are joined, so memory never
+  holds the model twice."""
   if config.run.fused:
     return config, params
   assert not config.run.scan_layers, 'scanned and fused: choose one'
@@ -55,20 +50,15 @@ def fuse(config: model_config.LMConfig, params: types.Params):
 
 
 def pack(config: model_config.LMConfig, params: types.Params):
-  """Packs a fused model for the CPU kernels; returns its (config, params).
-
-  Changes params in place, as fuse does.
-  """
+  """Packs a fused model for the CPU kernels, in place: (config, params)."""
   params = pack_params(params)
   pages.trim()
   return config.running(packed=True), params
 
 
 def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
-  """Packs kernels and casts vectors to float32, in place; returns params.
-
-  name: of the innermost module that they belong to.
-  """
+  """Packs kernels and casts vectors to float32, in place; returns params. Their
+  innermost module has this name."""
   parts = PARTS.get(name, 1)
   for key, x in params.items():
     if isinstance(x, dict):
@@ -84,11 +74,8 @@ def pack_params(params: dict[str, Any], name: str = '') -> dict[str, Any]:
 
 
 def plain(config: model_config.LMConfig, params: types.Params):
-  """Splits projections and layers; returns (config, params by flat name).
-
-  Undoes packed, fused and scan_layers. The parts are views if params are numpy
-  arrays, else copies.
-  """
+  """Undoes packed, fused and scan_layers; returns (config, params by flat
+  name). The parts are views if params are numpy arrays, else copies."""
   packed = config.run.packed
   config = config.running(scan_layers=False, fused=False, packed=False)
   flat = {n: weights.of(x).dense() for n, x in lm.flatten(params).items()}
@@ -114,8 +101,8 @@ def plain(config: model_config.LMConfig, params: types.Params):
 def reduce(
   config: model_config.LMConfig, params: types.Params, ids: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """Cuts the head to these ids, which must be ascending; returns (config,
-  params), of which layers and norms are the same arrays."""
+  """Cuts the head to these ascending ids; returns (config, params), which share
+  layers' and norms' arrays with those given."""
   own = dataclasses.replace(
     config, tied=False, proposes=tuple(int(i) for i in ids)
   )
@@ -130,7 +117,7 @@ def reduce(
 
 
 def digest(params: types.Params) -> str:
-  """Returns the SHA-256 of names, dtypes, shapes and values."""
+  """Returns the SHA-256 over names, dtypes, shapes and values."""
   h = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(params):
     x = np.asarray(leaf)

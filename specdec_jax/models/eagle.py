@@ -1,8 +1,8 @@
-"""EAGLE draft models: a decoder layer or more over the target's hidden states.
+"""EAGLE draft models: decoder layers over the target's hidden states.
 
-Their input at token t is the embedding of t and the target's hidden states at
-token t - 1 (the feature); they predict token t + 1. Embedding and head are the
-target's, frozen, or their own.
+At token t they read its embedding and the target's hidden states at token t - 1
+(the feature), and predict token t + 1. Embedding and head are the target's,
+frozen, or their own.
 """
 
 import dataclasses
@@ -24,23 +24,23 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-  """An EAGLE draft. By default it is as scripts/distill.py trains one.
+  """An EAGLE draft. The defaults are what scripts/distill.py trains.
 
-  block: the settings of its layers, and of its head.
-  taps: of the target (types.Model.apply); together they are the features.
+  block: settings of its layers and its head.
+  taps: the target's (types.Model.apply); together they are the features.
   tap_width: channels of each tap; 0: block.width.
-  tap_norm: what becomes of the taps: 'unit' (each is divided by its root mean
-    square), 'none', 'each' (each has a norm) or 'joined' (one norm for all).
-  reads: how the first layer reads the embedding e and the feature g. 'joined':
-    a projection of [norm(e), norm(g)] to the width. 'bare': a projection of
-    [e, g], and attention reads it without a norm (EAGLE-1). 'beside': attention
+  tap_norm: 'unit' (divide each tap by its root mean square), 'none', 'each'
+    (each has a norm) or 'joined' (one norm for all).
+  reads: how the first layer reads embedding e and feature g. 'joined': a
+    projection of [norm(e), norm(g)] to the width. 'bare': a projection of
+    [e, g], which attention reads without a norm (EAGLE-1). 'beside': attention
     reads [norm(e), norm(g)], and the residual stream is g (EAGLE-3). 'context':
     tokens have no feature; in each layer they attend to keys and values of
-    norm(g) of earlier tokens (DFlash; see Eagle.remember).
-  normed_residual: of 'beside': the residual stream is norm(g).
+    earlier tokens' norm(g) (DFlash; see Eagle.remember).
+  normed_residual: with 'beside', the residual stream is norm(g).
   bias: whether projections of features have one.
-  last_norm: 'head' (before the head), 'fed' (what is fed back as the next
-    feature is normed too), 'target' (the target's, as its head is) or 'none'.
+  last_norm: 'head' (before the head), 'fed' (the next feature, fed back, is
+    normed too), 'target' (the target's, as its head is) or 'none'.
   reads_first: whether it reads token 0, beside a feature of zeros.
   """
 
@@ -56,19 +56,17 @@ class EagleConfig:
 
   @property
   def features(self) -> int:
-    """E, the channels of the taps together."""
+    """Returns E, all taps' channels together."""
     return len(self.taps) * (self.tap_width or self.block.width)
 
 
 class Blocks(NamedTuple):
-  """A draft that predicts a block of tokens in one pass (DFlash).
+  """A draft that predicts a block of `size` tokens in one pass (DFlash).
 
-  config: of the draft, which reads 'context'.
-  mask: the id that stands for each token of a block after the first, which is
-    the last committed token.
-  size: tokens of a block.
-  first: the one whose state predicts the first token to draft: 1 if each mask
-    predicts the token in its own place, 0 if all predict the next one.
+  config: reads 'context'.
+  mask: the id in every place but the first, the last committed token's.
+  first: the place whose state predicts the first token to draft: 1 if each mask
+    predicts its own place's token, 0 if all predict the next one.
   """
 
   config: EagleConfig
@@ -80,11 +78,9 @@ class Blocks(NamedTuple):
 def settings(
   target: model_config.LMConfig, taps: tuple[int, ...], **changes
 ) -> EagleConfig:
-  """Returns the config of an EAGLE draft whose layer is like the target's.
-
-  taps: layers of the target, ascending, the last one included; else ValueError.
-  changes: fields of LMConfig that differ in the draft's layer.
-  """
+  """Returns the config of an EAGLE draft whose layer is like the target's, but
+  for `changes`. Raises ValueError unless taps are layers of the target,
+  ascending, the last one included."""
   depth, rising = target.depth, sorted(set(taps)) == list(taps)
   if not taps or not rising or taps[0] < 0 or taps[-1] != depth - 1:
     raise ValueError(
@@ -98,7 +94,7 @@ def settings(
 
 
 class Eagle(nnx.Module):
-  """The parameters of a draft, but for its embedding and head."""
+  """A draft's parameters, but for its embedding and head."""
 
   def __init__(self, c: EagleConfig):
     H, E, count = c.block.width, c.features, len(c.taps)
@@ -121,7 +117,7 @@ class Eagle(nnx.Module):
     self.norm = None if c.last_norm in ('none', 'target') else norm(H)
 
   def fused(self, features_BTE: Array) -> Array:
-    """Returns the features as the first layer reads them: [B, T, H]."""
+    """Norms and projects the features for the first layer: [B, T, H]."""
     x, c = features_BTE, self.config
     if c.tap_norm == 'unit':
       x = normed(x, len(c.taps))
@@ -132,7 +128,7 @@ class Eagle(nnx.Module):
     return x if self.fuse is None else self.fuse(x)
 
   def remember(self, g_BTH: Array, views, writes):
-    """Writes keys and values of features, of 'context'; returns the caches."""
+    """Writes the features' keys and values ('context'); returns the caches."""
     assert self.feature_norm is not None
     g_BTH, caches = self.feature_norm(g_BTH), []
     for block, view, write in self.layers(views, writes):
@@ -140,19 +136,15 @@ class Eagle(nnx.Module):
     return tuple(caches)
 
   def layers(self, views, writes):
-    """Yields (a layer, its view, its write)."""
+    """Yields (layer, view, write)."""
     kinds = self.config.block.kinds
     for i, write in enumerate(writes):
       block = self.more[str(i)] if i else self.block
       yield block, views[kinds[i % len(kinds)]], write
 
   def __call__(self, e_BTH: Array, g_BTH: Array | None, views, writes):
-    """Returns (the state that the head reads and that is fed back, caches).
-
-    e_BTH, g_BTH: embeddings, and features as `fused` returns them, None of
-      'context'.
-    writes: of each layer, see layers.Block.
-    """
+    """Returns (the state that the head reads and that is fed back, caches). The
+    feature comes from `fused`, None for 'context'; writes has one a layer."""
     c, caches = self.config, []
     x_BTH = both = e_BTH
     if g_BTH is not None:
@@ -178,7 +170,7 @@ def normed(features: Array, taps: int) -> Array:
 
 
 def scaled(features: Array, taps: int) -> tuple[Array, Array]:
-  """Returns `normed` and the factor of each tap, [..., taps]."""
+  """Returns `normed` and each tap's factor, [..., taps]."""
   parts = jnp.stack(jnp.split(features, taps, -1), -2)
   wide = parts.astype(jnp.promote_types(parts.dtype, jnp.float32))
   scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
@@ -197,7 +189,7 @@ def shapes(config: EagleConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def init(config: EagleConfig, seed: int) -> dict[str, Array]:
-  """Draws parameters by flat name, distributed as those of lm.init."""
+  """Draws parameters by flat name, distributed as in lm.init."""
   out, key = {}, jax.random.key(seed)
   for name, s in shapes(config).items():
     key, own = jax.random.split(key)
@@ -212,23 +204,21 @@ def merge(config: EagleConfig, params) -> Eagle:
 
 
 def features_of(params: Any, config: EagleConfig, features_BTE: Array) -> Array:
-  """Turns the target's features, [B, T, E], into an input, [B, T, H]."""
+  """Norms and projects the target's features, [B, T, E], to [B, T, H]."""
   return merge(config, params).fused(features_BTE)
 
 
 def reader(
   config: EagleConfig, target: types.Model, features: Array | None = None
 ) -> types.Model:
-  """Returns the draft as a types.Model, for one call of apply.
+  """Returns the draft as a types.Model for one call of apply, with parameters
+  from `weights`; all but apply and compact is the target's.
 
-  Its parameters are those of `weights`; all but apply and compact is the
-  target's.
-
-  features: features[:, t] belongs to the token before the t-th token of the
-    call: the target's (features_of) or, where that token was drafted, the
-    hidden state that apply returned for it. Of 'context' the target's own, of
-    tokens that are remembered only; without features it reads the tokens as a
-    block, of which each sees what the last one may see.
+  features: features[:, t] belongs to the token before the call's token t: the
+    target's (features_of) or, after a drafted token, the hidden state that
+    apply returned for it. With 'context', the target's own, for tokens to
+    remember; without features it then reads the tokens as a block, where each
+    sees what the last one may see.
   """
   context = config.reads == 'context'
 
@@ -277,12 +267,11 @@ def init_cache(config: EagleConfig, rows: int, slots: int, constrain=None):
 def weights(
   layer: Any, ids: Any, target_params: Any, **own: Array
 ) -> dict[str, Any]:
-  """Returns parameters of `reader`: 'layer', 'head', 'ids', 'target', `own`.
+  """Collects parameters for `reader`: 'layer', 'head', 'ids', 'target', `own`.
 
-  layer: parameters of Eagle, nested.
-  ids: the draft's vocabulary, [R], as ids of the target; None: all of them,
-    through the target's head.
-  target_params: the target's; columns of its head are copied.
+  layer: Eagle's parameters, nested.
+  ids: the draft's vocabulary, [R], as ids of the target, whose head's columns
+    are then copied; None: all, through the target's head.
   own: the draft's own 'head', [H, R], and 'embed', [V, H].
   """
   found = {'layer': layer, 'target': target_params} | own
@@ -294,19 +283,15 @@ def weights(
 
 
 class Logits(NamedTuple):
-  """The logits of a draft that proposes some ids alone.
-
-  some: [..., R], of these ids; or of all, [..., V].
-  ids_R: None: all.
-  vocab: V.
-  """
+  """Logits of a draft that may propose only some ids: `some` [..., R] for
+  ids_R, or [..., V] for all (None)."""
 
   some: Array
   ids_R: Array | None
   vocab: int
 
   def whole(self) -> Array:
-    """Returns logits of all ids, [..., V]: -inf where it never proposes."""
+    """Returns logits for all ids, [..., V]: -inf where it never proposes."""
     if self.ids_R is None:
       return self.some
     shape = *self.some.shape[:-1], self.vocab
@@ -314,12 +299,12 @@ class Logits(NamedTuple):
     return out.at[..., self.ids_R].set(self.some, unique_indices=True)
 
   def id_of(self, place: Array) -> Array:
-    """Returns the ids in these places of the last axis of `some`."""
+    """Maps places in the last axis of `some` to ids."""
     return place if self.ids_R is None else self.ids_R[place]
 
 
 def every(logits: Logits | Array) -> Logits:
-  """Wraps an array [..., V] as the Logits of all ids."""
+  """Wraps an array [..., V] as Logits for all ids."""
   if isinstance(logits, Logits):
     return logits
   return Logits(logits, None, logits.shape[-1])
@@ -328,7 +313,7 @@ def every(logits: Logits | Array) -> Logits:
 def logits(
   config: EagleConfig, target: types.Model, params, hidden: Array
 ) -> Logits:
-  """Returns the Logits after these states: some [..., R], or all [..., V]."""
+  """Computes the Logits after these states: some [..., R], or all [..., V]."""
   if 'ids' in params:
     few = reduced(config, params, hidden)
     return Logits(few, params['ids'], target.vocab)
@@ -339,10 +324,8 @@ def logits(
 
 
 def reduced(config: EagleConfig, params, hidden: Array) -> Array:
-  """Computes logits of the draft's vocabulary, [..., R], float32 or wider.
-
-  Uses only the head and the last norm from params.
-  """
+  """Computes logits for the draft's vocabulary, [..., R], float32 or wider,
+  from the head and the last norm in params."""
   norm = None
   if config.last_norm == 'head':
     norm = layers.Norm(config.block, config.block.width)

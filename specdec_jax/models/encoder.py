@@ -1,4 +1,4 @@
-"""The encoder of an encoder-decoder, and what the decoder keeps of a source."""
+"""Encodes a source, and keeps what the decoder reads of it."""
 
 import functools
 from typing import Any, NamedTuple
@@ -19,9 +19,9 @@ Array = jax.Array
 class Cache(NamedTuple):
   """The cache of a decoder with an encoder.
 
-  own: the decoder's keys and values, as of a model without an encoder.
-  store: keys and values of the source: a kv.KVCache of I slots for each layer,
-    stacked along axis 1 if the layers are scanned. Written once a request.
+  own: the decoder's, as without an encoder.
+  store: the source's keys and values, written once a request: a kv.KVCache with
+    I slots a layer, stacked along axis 1 if the layers are scanned.
   mask_B1I: true where the source has a token.
   """
 
@@ -31,7 +31,7 @@ class Cache(NamedTuple):
 
 
 def compact(cache: Cache, from_BK: Array, to_BK: Array) -> Cache:
-  """Moves slots as types.Model.compact; those of the source stay."""
+  """Moves slots as types.Model.compact; the source's stay."""
   return cache._replace(own=kv.compact(cache.own, from_BK, to_BK))
 
 
@@ -43,12 +43,9 @@ def hidden(
   mask_B1I: Array,
   dropout: layers.Dropout | None = None,
 ) -> Array:
-  """Computes hidden states of a source, as wide as its mask; 0 past x_BID.
-
-  c, modules, params: of the encoder; see lm._modules.
-  x_BID: embeddings of the source, or of the beginning that has all of it.
-  mask_B1I: true where it has a token.
-  """
+  """Computes a source's hidden states, as wide as its mask; 0 past x_BID. x_BID
+  embeds the source, or the beginning that has all of it. c, modules (see
+  lm._modules) and params are the encoder's."""
   (graphdef, _), (ends_def, _) = modules
   leaves = {name: x for name, x in params.items() if name != 'layers'}
   ends = nnx.merge(ends_def, nnx.State(leaves))
@@ -75,11 +72,9 @@ def hidden(
 
 
 def narrowest(c: model_config.LMConfig, lengths_B: Array, slots: int):
-  """Returns a function that calls run(width) with a width for every source.
-
-  A pass of the CPU kernels costs by the row, and most sources are shorter than
-  the buffer, which holds the longest: a quarter or a half of it may do.
-  """
+  """Returns a function that calls run(width), wide enough for every source. The
+  CPU kernels cost by the row, and most sources are shorter than the buffer,
+  which holds the longest: a quarter or a half may do."""
   widths = [slots]
   if c.run.packed:
     widths = sorted({slots // 4 or 1, slots // 2 or 1, slots})

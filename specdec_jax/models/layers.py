@@ -1,9 +1,9 @@
 """Norms, projections and the transformer block, as Flax NNX modules.
 
 Modules hold parameters only: no sharding, caches or loading. Kernels are
-[in, out], so that `x @ kernel` reads them at memory speed, and stored as
-models.weights says; a block of a packed model is five calls of
-specdec_jax.kernels, which norms, activations and residual streams are part of.
+[in, out], so that `x @ kernel` reads them at memory speed, stored as in
+models.weights. A packed block makes five calls to specdec_jax.kernels, which
+include norms, activations and residual streams.
 """
 
 import functools
@@ -22,8 +22,8 @@ Array = jax.Array
 
 
 class Norm(nnx.Module):
-  """x / rms(x) * scale (Zhang & Sennrich 2019), or (x - mean) / deviation *
-  scale + bias (Ba et al. 2016), over the last axis, in float32 or wider.
+  """Norms the last axis in float32 or wider: x / rms(x) * scale (Zhang &
+  Sennrich 2019), or (x - mean) / deviation * scale + bias (Ba et al. 2016).
 
   x / rms(x) is rounded to x's dtype before the scale is applied, or after if
   the scale has a wider dtype than x.
@@ -65,10 +65,7 @@ ACTS = {
 
 
 class Linear(nnx.Module):
-  """x @ kernel (+ bias).
-
-  parts: kernels side by side, which weights.pack keeps apart.
-  """
+  """Computes x @ kernel (+ bias); weights.pack keeps its `parts` apart."""
 
   def __init__(
     self,
@@ -87,10 +84,7 @@ class Linear(nnx.Module):
     self.bias = nnx.Param(ends) if bias else None
 
   def __call__(self, x: Array, norm=None, **more) -> Array:
-    """Multiplies norm(x), or x, by the kernel.
-
-    more: of a packed model, see weights.
-    """
+    """Multiplies norm(x), or x, by the kernel. For `more` see weights."""
     if norm is not None and self.packed:
       more['norm'] = norm.packed()
     elif norm is not None:
@@ -105,10 +99,8 @@ def head(
   hidden: Array,
   kernel: Any,
 ) -> Array:
-  """Computes the logits after norm(hidden), float32 or wider.
-
-  norm: the last one; None: `hidden`, [..., D], is normed already.
-  kernel: the output head, a matrix of models.weights.
+  """Computes the logits after norm(hidden), float32 or wider. With norm None
+  `hidden`, [..., D], is normed already; kernel is a matrix of models.weights.
   """
   matrix = weights.of(kernel)
   if c.run.packed:
@@ -121,10 +113,7 @@ def head(
 
 
 class Attention(nnx.Module):
-  """Attention with its projections, but for the last; `write` as in Block.
-
-  reads: channels of its input; 0: c.width.
-  """
+  """Attention up to the input of `o`, reading `reads` channels (0: c.width)."""
 
   def __init__(self, c: model_config.LMConfig, reads: int = 0):
     self.config, reads = c, reads or c.width
@@ -142,7 +131,7 @@ class Attention(nnx.Module):
     )
 
   def __call__(self, x_BTD: Array, view: attention.View, write, norm=None):
-    """Returns (the input of `o`, cache), from norm(x)."""
+    """Returns (input to `o`, cache), from norm(x); `write` as in Block."""
     c, (B, T, _) = self.config, x_BTD.shape
     H, G, C = c.heads, c.kv_heads, c.head_dim
     if c.run.packed:
@@ -201,7 +190,7 @@ class Attention(nnx.Module):
 
 
 class CrossAttention(nnx.Module):
-  """Attention of a decoder to what its encoder left, but for `o`."""
+  """A decoder's attention to what its encoder left, but for `o`."""
 
   def __init__(self, c: model_config.LMConfig):
     self.config, wide = c, c.heads * c.head_dim
@@ -209,10 +198,7 @@ class CrossAttention(nnx.Module):
     self.o = Linear(c, wide, c.width)
 
   def store(self, hidden_BID: Array, slots: int) -> kv.KVCache | kv.Panels:
-    """Computes keys and values of a source from the encoder's hidden states.
-
-    Zero from the I-th of the slots on.
-    """
+    """Computes a source's keys and values; slots from I on are zero."""
     c, (B, I, _) = self.config, hidden_BID.shape
 
     def split(y_BIF):
@@ -223,7 +209,7 @@ class CrossAttention(nnx.Module):
     return kv.panels(cache) if c.run.packed else cache
 
   def __call__(self, x_BTD: Array, norm, store: Any, mask_B1I: Array):
-    """Returns the input of `o`, from norm(x)."""
+    """Returns the input to `o`, from norm(x)."""
     c, (B, T, _), q_BTF = self.config, x_BTD.shape, self.q(x_BTD, norm)
     if c.run.packed:
       scale = c.query_scale or c.head_dim**-0.5
@@ -241,12 +227,12 @@ class Dropout(NamedTuple):
   rate: float
 
   def at(self, number) -> 'Dropout':
-    """Returns the dropout of one part of a model, by its number."""
+    """Returns the dropout for one part of a model, by its number."""
     return self._replace(key=jax.random.fold_in(self.key, number))
 
 
 def drop(dropout: Dropout | None, part: int, x: Array) -> Array:
-  """Drops numbers of x, with its own draws for each part; None drops none."""
+  """Drops numbers from x, with its own draws for each part; None drops none."""
   if dropout is None:
     return x
   keep = 1.0 - dropout.rate
@@ -255,7 +241,7 @@ def drop(dropout: Dropout | None, part: int, x: Array) -> Array:
 
 
 class MLP(nnx.Module):
-  """down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x)))."""
+  """Computes down(act(gate(x)) * up(x)) (Shazeer 2020), or down(act(up(x)))."""
 
   def __init__(self, c: model_config.LMConfig):
     self.config, bias = c, c.mlp_bias
@@ -268,7 +254,7 @@ class MLP(nnx.Module):
     self.down = Linear(c, c.mlp, c.width, bias)
 
   def __call__(self, x: Array, norm=None) -> Array:
-    """Returns the input of `down`, from norm(x)."""
+    """Returns the input to `down`, from norm(x)."""
     c = self.config
     if c.run.packed:
       up = self.gate_up if c.gated else self.up
@@ -286,11 +272,9 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
   """A transformer layer with norms before its parts, after them, or both.
 
-  write(k_BTGC, v_BTGC) -> (cache, layer): puts this call's keys and values in
-  the cache; `layer` is the KVCache to attend over.
-
-  reads: where attention reads not the stream's norm but an input of its own,
-    read_BTE, the channels of that; else 0.
+  write(k_BTGC, v_BTGC) -> (cache, layer) puts this call's keys and values in
+  the cache; `layer` is the KVCache to attend over. `reads` counts channels in
+  read_BTE, if attention reads that and not the stream's norm; else 0.
   """
 
   def __init__(self, c: model_config.LMConfig, reads: int = 0):

@@ -25,11 +25,9 @@ Array = jax.Array
 
 
 class Ends(nnx.Module):
-  """Embedding, tables of positions, final norm and output head.
-
-  The head is [D, V]. Tied models look up embeddings in its columns: one array
-  for both, in the layout that the head needs. An encoder has norm and relative
-  positions alone.
+  """Embedding, tables of positions, final norm and output head [D, V]. Tied
+  models look up embeddings in the head's columns: one array for both, in the
+  layout that the head needs. An encoder has only norm and relative positions.
   """
 
   def __init__(self, c: model_config.LMConfig):
@@ -92,7 +90,7 @@ def shapes(config: model_config.LMConfig) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def named(module) -> dict[str, jax.ShapeDtypeStruct]:
-  """Returns the parameters of a module after nnx.split, by flat name."""
+  """Lists a module's parameters after nnx.split, by flat name."""
   shape = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)
   return {
     '/'.join(map(str, path)): jax.tree.map(shape, leaf.get_value())
@@ -101,7 +99,7 @@ def named(module) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def nest(flat: dict[str, Any]) -> dict[str, Any]:
-  """Makes {'layers': {'0': {'norm': x}}} of {'layers/0/norm': x}."""
+  """Turns {'layers/0/norm': x} into {'layers': {'0': {'norm': x}}}."""
   return traverse_util.unflatten_dict(flat, sep='/')
 
 
@@ -113,21 +111,20 @@ def flatten(params: types.Params) -> dict[str, Any]:
 
 
 def every_pass(name: str) -> bool:
-  """Tells by flat name whether each pass of a decoder reads all of a parameter:
-  of tables it reads a few rows, and a source is read once."""
+  """Tells by flat name whether each decoder pass reads a parameter whole: it
+  reads a few rows from a table, and a source is read once."""
   seldom = r'(embed|positions|encoder)\b|layers/.*cross_attn/[kv]/'
   return not re.match(seldom, name)
 
 
 def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
-  """Draws parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0.
+  """Draws parameters: kernels N(0, 1/fan_in), norm scales 1, biases 0, rows of
+  the token and position tables N(0, 1/width), relative positions N(0, 1).
 
-  Rows of the token and position tables are N(0, 1/width), relative positions
-  N(0, 1). Where scores are not scaled (query_scale 1), kernels of q have a
-  variance smaller by head_dim. Values depend on the seed and the parameter's
-  unscanned name: a seed gives the same model, sharded, scanned or neither.
-
-  put: put(name, array) -> array places each parameter as it is made.
+  Where scores are not scaled (query_scale 1), q kernels' variance is smaller by
+  head_dim. Values depend on the seed and the parameter's unscanned name: a seed
+  gives the same model, sharded, scanned or neither. put(name, array) -> array
+  places each parameter as it is made.
   """
   assert not config.run.packed, 'convert.pack packs what is made'
   out = {}
@@ -138,7 +135,7 @@ def init(config: model_config.LMConfig, seed: int, put=None) -> types.Params:
 
 
 def unscanned(config: model_config.LMConfig, name: str, stack) -> list[str]:
-  """The flat name of each layer's parameter in a stack, else the name."""
+  """Names each layer's parameter in a stack, else the parameter itself."""
   if not config.run.scan_layers or 'layers/' not in name:
     return [name]
   return [
@@ -147,7 +144,7 @@ def unscanned(config: model_config.LMConfig, name: str, stack) -> list[str]:
 
 
 def draw(config, seed: int, names: Sequence[str], shape, dtype) -> Array:
-  """The random parameter of a name, or the stack of several, as in `init`."""
+  """Draws this name's parameter, or a stack for several, as in `init`."""
   root = jax.random.key(seed)
   key = lambda name: jax.random.fold_in(root, zlib.crc32(name.encode()))
   one = shape[1:] if names[1:] else shape
@@ -156,7 +153,7 @@ def draw(config, seed: int, names: Sequence[str], shape, dtype) -> Array:
 
 
 def drawn(config: model_config.LMConfig, key, name: str, shape, dtype) -> Array:
-  """Draws the parameter of a name, as `init` has it."""
+  """Draws the parameter with this name, as in `init`."""
   if name.endswith('scale'):
     return jnp.ones(shape, dtype)
   if name.endswith('bias'):
@@ -180,11 +177,10 @@ def make(
 ) -> types.Model:
   """Returns the model as pure functions, the same object for equal arguments.
 
-  ids: number of ids that are tokens; the others, padding, have logit -inf.
-    None: all.
-  vocab: size of the logits' last axis; None: config.vocab. It must be the same
-    for draft and target, whose embeddings may be padded differently. With
-    config.proposes, as many: logits of these ids alone, for losses.
+  ids: number of ids that are tokens (None: all); padding has logit -inf.
+  vocab: size of the logits' last axis; None: config.vocab. Draft and target
+    need the same, though their embeddings may be padded differently. With
+    config.proposes, as many: logits for these ids alone, for losses.
   constrain: constrain(array, *logical axes) -> array; fixes the sharding of
     caches and logits (sharding.Layout.constrain).
   """
@@ -225,7 +221,7 @@ def _dropout(params, stack: int) -> layers.Dropout | None:
 
 
 def token_logits(config, params, hidden_BTD: Array, tokens_BT: Array) -> Array:
-  """Computes the logit of one id at each position, [B, T], and no others."""
+  """Computes one id's logit at each position, [B, T], and no others."""
   ends = _ends(config, params)
   column_DBT = weights.of(ends.head.get_value()).columns(tokens_BT)
   wide = jnp.promote_types(hidden_BTD.dtype, jnp.float32)
@@ -290,7 +286,7 @@ def _apply(
   views = attention.views(config, positions_BT, mask_BTS, at_BS, table_XH)
 
   def of_layer(view, i):
-    """Returns the view of layer i, with its own source and dropout."""
+    """Adds layer i's own source and dropout to its view."""
     if config.encoder is not None:
       store = _pick(cache.store, i, 1) if scan else cache.store[i]
       view = view._replace(source=(store, cache.mask_B1I))
@@ -345,8 +341,8 @@ def _unroll(config, block, layers_params, x_BTD, args, cache, taps, part):
 
 
 def _scan(config, block, layers_params, x_BTD, args, cache, taps, part):
-  """Scans over the layers: tracing one, it compiles `depth` times faster.
-  The cache is in the carry: as scanned input and output it would be copied."""
+  """Scans over the layers: traces one and compiles `depth` times faster. The
+  cache is in the carry: as scanned input and output it would be copied."""
   views, slots_BT, of_layer = args
   view_of = _by_number(config, views)
 

@@ -1,8 +1,6 @@
-"""Scalings of the rotary frequencies, for texts longer than those of training.
-
-Each has scale(frequencies, theta) -> frequencies, and `magnitude`, a factor of
-the rotated queries and keys. All are static: none depends on a text's length.
-"""
+"""Scales rotary frequencies, for texts longer than those in training:
+scale(frequencies, theta) -> frequencies, and `magnitude`, which multiplies
+rotated queries and keys. None depends on a text's length."""
 
 import dataclasses
 import math
@@ -15,12 +13,9 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-  """Llama 3's frequency scaling (`rope_type: llama3`): low frequencies are
-  divided by factor, high ones are not changed, those between interpolated.
-
-  original_context=0 gives linear scaling (`rope_type: linear`): all frequencies
-  are divided by factor.
-  """
+  """Llama 3's scaling (`rope_type: llama3`): divides low frequencies by factor,
+  keeps high ones and interpolates those between. original_context=0 gives
+  linear scaling (`rope_type: linear`): divides all by factor."""
 
   factor: float = 8.0
   low_freq_factor: float = 1.0
@@ -41,10 +36,9 @@ class RopeScaling:
 class Yarn:
   """YaRN (Peng et al. 2023, https://arxiv.org/abs/2309.00071, section 3.4).
 
-  Channels that turn less than beta_slow times in original_context tokens are
-  divided by factor, those that turn more than beta_fast times are not changed;
-  between them the share goes linearly with the channel's number, from a whole
-  number to a whole number if truncate.
+  Channels with fewer than beta_slow turns in original_context tokens are
+  divided by factor, those with more than beta_fast are kept. In between the
+  share is linear in the channel's number, between whole numbers if truncate.
   """
 
   factor: float
@@ -56,14 +50,14 @@ class Yarn:
 
   @property
   def context(self) -> int:
-    """Texts may be `factor` times as long as those of training."""
+    """Allows texts `factor` times as long as in training."""
     return int(self.factor * self.original_context)
 
   def scale(self, freq: Array, theta: float) -> Array:
     channels = 2 * len(freq)
 
     def channel(turns: float) -> float:
-      """Returns the number of the channel pair that turns so often."""
+      """Returns the channel pair that turns so often."""
       length = self.original_context / (2 * math.pi * turns)
       return channels * math.log(length) / (2 * math.log(theta))
 
@@ -79,7 +73,7 @@ class Yarn:
 
 @dataclasses.dataclass(frozen=True)
 class Divided:
-  """A divisor for each frequency, [C/2], as LongRoPE's and GGUF's tables."""
+  """Divides each frequency, [C/2], as LongRoPE's and GGUF's tables do."""
 
   divisors: tuple[float, ...]
   magnitude: float = 1.0

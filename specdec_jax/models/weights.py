@@ -1,18 +1,17 @@
-"""How a matrix of a model is stored, and what can be done with it as it is.
+"""Stores a model's matrices, and computes with them as they are stored.
 
-A matrix [K, N], which x [..., K] is multiplied by, is a jax.Array or one of
+A matrix [K, N], which multiplies x [..., K], is a jax.Array or a type in
 STORED, such as Panels: pytree nodes whose children are their arrays, so that
-jit, tree.map and device_put act on these, and whose other fields are static.
-The parameters of a model hold either, under one name ('layers/0/attn/o/kernel')
-and without another module's knowing which: `of` gives its methods.
+jit, tree.map and device_put act on these; other fields are static. A model's
+parameters hold either under one name ('layers/0/attn/o/kernel'), and no other
+module knows which: `of` gives its methods.
 
-shape: (K, N).
-linear(x, bias, **more): x @ matrix (+ bias), [..., N]. Of a packed model bias
-  is as `pad` returns it, and more are norm, add, act and gated of calls.linear;
-  else more is the result's dtype (None: that of x).
-columns(ids): the columns of these numbers, clipped to N: [K, *ids.shape].
-take(ids_R): the matrix of these columns alone, for the same kernels.
-dense(): the matrix as one array.
+shape: (K, N). dense(): the matrix as one array.
+linear(x, bias, **more): x @ matrix (+ bias), [..., N]. For a packed model, bias
+  comes from `pad`, and more are norm, add, act and gated of calls.linear; else
+  more is the result's dtype (None: x's).
+columns(ids): these columns, clipped to N: [K, *ids.shape].
+take(ids_R): the matrix with these columns alone, for the same kernels.
 """
 
 import dataclasses
@@ -33,7 +32,7 @@ Array = jax.Array
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-  """A matrix that is one array, as methods: parameters hold the array."""
+  """Gives one array a matrix's methods: parameters hold the array."""
 
   array: Array
 
@@ -64,12 +63,8 @@ _static = functools.partial(dataclasses.field, metadata={'static': True})
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Panels:
-  """The panels that the CPU kernels read (kernels.calls), of a packed model.
-
-  array: [P, K, WIDE].
-  N: columns of the matrix.
-  parts: matrices side by side, of which each fills panels of its own.
-  """
+  """A packed matrix as the CPU kernels read it (kernels.calls), [P, K, WIDE]: N
+  columns, from `parts` matrices side by side, each in its own panels."""
 
   array: Array
   N: int = _static()
@@ -99,13 +94,11 @@ class Panels:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Quantised:
-  """A file's quantised numbers as they are (kernels.quantised), of a packed
-  model.
+  """A file's quantised numbers as they are (kernels.quantised), packed.
 
-  array: the panels, uint8, of a kind of quantised.KINDS.
-  N, parts: as of Panels.
+  array: uint8 panels of a kind in quantised.KINDS; N, parts: as in Panels.
   order: [K] row k of the panels is this row of the matrix; None: row k.
-  bits: of the whole numbers that a product rounds rows of x to.
+  bits: width of the whole numbers that a product rounds rows of x to.
   """
 
   array: Array
@@ -125,7 +118,7 @@ class Quantised:
   def shared(
     self, x: Array, bias: Array | None = None, gated: bool = False, **more
   ) -> list[Array]:
-    """Returns [result of linear, x as it was rounded]; see quantised.shared."""
+    """Returns [linear's result, x as it was rounded]; see quantised.shared."""
     columns = self.N // (2 if gated else 1)
     more |= dict(bias=bias, gated=gated, bits=self.bits, order=self.order)
     return quantised.shared(x, self.array, self.kind, columns, **more)
@@ -146,10 +139,8 @@ class Quantised:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Beside:
-  """Matrices side by side that are not stored alike, of a packed model.
-
-  Those of a file in its order share the rounding of x.
-  """
+  """Packed matrices side by side, stored differently. Those in their file's
+  order share one rounding of x."""
 
   each: tuple[Any, ...]
 
@@ -194,10 +185,7 @@ class Beside:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table [V, D] whose rows are the columns of a matrix.
-
-  matrix: [D, V], however it is stored.
-  """
+  """A table [V, D] whose rows are the columns of `matrix` [D, V]."""
 
   matrix: Any
 
@@ -215,7 +203,7 @@ class Grouped:
   """A matrix [K, N]: codes * scale + offset, in groups of C rows.
 
   codes: [G, C, N], int8 or int4; stacked layers come first. Not [K, N]: a
-    reshape between them and a product would copy the layer of a scan.
+    reshape before a product would copy a scan's layer.
   scale, offset: [G, N], float32.
   """
 
@@ -263,33 +251,30 @@ INTEGERS = 'int8', 'int4'
 
 
 def of(matrix: Any) -> Any:
-  """Returns the methods of a matrix among a model's parameters."""
+  """Returns a parameter matrix with its methods."""
   return matrix if is_stored(matrix) else Dense(matrix)
 
 
 def is_stored(x: Any) -> bool:
-  """Tells whether x is of STORED: one parameter, of one or more arrays."""
+  """Tells whether x is in STORED: one parameter with one or more arrays."""
   return isinstance(x, STORED)
 
 
 def rows(table: Any, ids: Array) -> Array:
-  """Returns rows of an array or Table by number, clipped: [..., D]."""
+  """Looks up rows in an array or Table by number, clipped: [..., D]."""
   if isinstance(table, Table):
     return jnp.moveaxis(of(table.matrix).columns(ids), 0, -1)
   return jnp.asarray(table).at[ids].get(mode='clip')
 
 
 def pack(matrix_KN: Array, parts: int = 1) -> Panels:
-  """Packs a matrix, or so many of equal width side by side, into panels."""
+  """Packs a matrix, or `parts` of equal width side by side, into panels."""
   return Panels(calls.pack(matrix_KN, parts), matrix_KN.shape[1], parts)
 
 
 def coarsest(tree: Any) -> str:
-  """Returns the dtype of the floats in a tree that rounds most.
-
-  But panels are multiplied in float32, whatever they hold, and the rows of
-  TABLES are read as they are.
-  """
+  """Returns the float dtype in a tree that rounds most. But panels are
+  multiplied in float32, whatever they hold; rows of TABLES are read as is."""
   panels = lambda x: isinstance(x, Panels)
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=panels)
   name = lambda path: getattr(path[-1], 'key', '') if path else ''
@@ -301,7 +286,7 @@ def coarsest(tree: Any) -> str:
 
 
 def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
-  """Pads the bias of a packed matrix with zeros where that is padded."""
+  """Pads a packed matrix's bias with zeros where the matrix is padded."""
   if isinstance(matrix, Beside):
     return bias_N.astype(jnp.float32)
   wide = quantised.WIDE if isinstance(matrix, Quantised) else calls.WIDE
@@ -309,10 +294,8 @@ def pad(bias_N: Array, matrix: Any, parts: int = 1) -> Array:
 
 
 def join(matrices: Sequence[Any], parts: int = 1) -> Any:
-  """Joins matrices side by side, or their biases, before they are packed.
-
-  parts: of the result, all that there are or 1.
-  """
+  """Joins matrices side by side, or their biases, before they are packed. The
+  result has `parts`: all that there are, or 1."""
   assert not any(isinstance(x, Panels) for x in matrices)
   if not any(isinstance(x, Quantised) for x in matrices):
     return jax.tree.map(lambda *x: jnp.concatenate(x, -1), *matrices)

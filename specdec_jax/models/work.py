@@ -1,4 +1,4 @@
-"""What a pass reads and computes: bytes, and products of parameters."""
+"""Counts what a pass reads and computes: bytes, products with parameters."""
 
 import math
 from typing import Any
@@ -13,7 +13,7 @@ _MANY = 1024  # slots: a cache may round them up to whole panels
 
 
 def tree_bytes(tree: Any) -> int:
-  """Counts bytes of all arrays, over all devices, each shard once."""
+  """Counts all arrays' bytes, over all devices, each shard once."""
   bits = lambda x: x.size * jax.dtypes.itemsize_bits(x.dtype)
   return sum(map(bits, jax.tree.leaves(tree))) // 8
 
@@ -24,28 +24,26 @@ def step_parameters(params: types.Params) -> int:
 
 
 def row_products(params: types.Params, length: int, source: int) -> float:
-  """Counts products of a row of training: of each parameter and token.
-
-  length, source: tokens of the row, and those that its encoder reads.
-  """
+  """Counts a training row's products, one for each parameter and token;
+  `source` tokens are those that its encoder reads."""
   encoder = jax.tree.leaves(params.get('encoder', {}))
   passed = step_parameters(params) * length
   return float(passed + sum(x.size for x in encoder) * source)
 
 
 def step_bytes(params: types.Params) -> int:
-  """Counts bytes of step_parameters."""
+  """Counts the bytes in step_parameters."""
   return tree_bytes(dict(_read_whole(params)))
 
 
 def slot_bytes(model: types.Model, rows: int) -> float:
-  """Counts bytes of a cache for each of its slots, in all rows together."""
+  """Counts a cache's bytes for each of its slots, in all rows together."""
   cache = jax.eval_shape(lambda: model.init_cache(rows, _MANY))
   return tree_bytes(cache) / _MANY
 
 
 def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
-  """Counts bytes that an encoder leaves of a token of a source, or 0."""
+  """Counts the bytes that an encoder leaves for each source token, or 0."""
   if (encode := model.encode) is None:
     return 0.0
   source = types.Source(np.zeros((rows, _MANY), int), np.zeros(rows, int))
@@ -54,7 +52,7 @@ def source_bytes(model: types.Model, params: types.Params, rows: int) -> float:
 
 
 def _read_whole(params: types.Params) -> list[tuple[str, Any]]:
-  """Returns the parameters of a pass, by flat name."""
+  """Lists the parameters that a pass reads whole, by flat name."""
   return [x for x in lm.flatten(params).items() if lm.every_pass(x[0])]
 
 
@@ -67,7 +65,7 @@ def own_leaves(params: types.Params, other: types.Params) -> list[types.Array]:
 
 
 def layers_share(params: types.Params, count: int) -> float:
-  """Estimates time: bytes of the first `count` layers over step_bytes."""
+  """Estimates time: the first `count` layers' bytes over step_bytes."""
   if not count:
     return 0.0
   total = 0.0

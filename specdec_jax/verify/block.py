@@ -1,4 +1,4 @@
-"""Block verification: the drafts of a window are accepted jointly."""
+"""Block verification: accepts a window's drafts jointly."""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,9 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
 
   With w_0 = 1, w_i = min(w_{i-1} p(x_i) / q(x_i), 1) and A_i the mass of
   max(w_i p - q, 0) at the next offset, the prefix of i tokens passes with
-  probability A_i / (A_i + 1 - w_i), and w_i at the last one. The next token
-  is drawn from max(w p - q, 0). Emitted tokens are distributed exactly as p,
-  and no other such rule keeps more drafts on average. With one draft, and at
+  probability A_i / (A_i + 1 - w_i), and w_i at the last one. The next token is
+  drawn from max(w p - q, 0). Emitted tokens are distributed exactly as p, and
+  no other such rule keeps more drafts on average. With one draft, and at
   temperature 0, it is `reject`. Sun et al. 2024, Algorithm 2
   (https://arxiv.org/abs/2403.10444).
   """
@@ -42,7 +42,7 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
 
 
 def _ratios(p_BK, q_BK):
-  """w_0 ... w_K, [B, N], without dividing by a q that may be 0."""
+  """Computes w_0 ... w_K, [B, N], without dividing by a q that may be 0."""
 
   def grow(w_B, pq):
     p_B, q_B = pq
@@ -57,7 +57,7 @@ def _ratios(p_BK, q_BK):
 
 
 def _masses(w_BN, draft: types.Draft, p_BNV):
-  """A_i, the mass of max(w_i p - q, 0) after i drafts, for 0 < i < K."""
+  """Computes A_i, the mass of max(w_i p - q, 0) after i drafts, 0 < i < K."""
   K = draft.tokens_BK.shape[1]
   wp_BXV = w_BN[:, 1:K, None] * p_BNV[:, 1:K]
   if draft.q_BKV is None:

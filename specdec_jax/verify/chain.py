@@ -1,4 +1,4 @@
-"""Indexing of p and q by draft tokens, shared by the rules."""
+"""Indexes p and q by draft tokens, for all rules."""
 
 import jax
 import jax.numpy as jnp
@@ -9,10 +9,8 @@ Array = jax.Array
 
 
 def pick(p_BNV: Array, tokens_BK: Array) -> Array:
-  """The probability of draft token k under p_BNV[:, k]: [B, K].
-
-  NaN, which is accepted by no rule, of what is no token.
-  """
+  """Picks p_BNV[:, k] at draft token k: [B, K]. What is no token gives NaN,
+  which no rule accepts."""
   K, V = tokens_BK.shape[1], p_BNV.shape[-1]
   # A negative index would count from the end.
   tokens_BK = jnp.where(tokens_BK < 0, V, tokens_BK)
@@ -20,12 +18,12 @@ def pick(p_BNV: Array, tokens_BK: Array) -> Array:
 
 
 def at(x_BV: Array, index_B1: Array) -> Array:
-  """`pick` of one distribution a row: [B]."""
+  """Picks from one distribution a row: [B]."""
   return pick(x_BV[:, None], index_B1)[:, 0]
 
 
 def q_of_tokens(draft: types.Draft) -> Array:
-  """q of each draft token, [B, K]; a deterministic proposal has q = 1."""
+  """Picks q at each draft token, [B, K]; a deterministic proposal has q = 1."""
   if draft.q_BKV is None:
     return jnp.ones(draft.tokens_BK.shape)
   return pick(draft.q_BKV, draft.tokens_BK)
@@ -37,7 +35,7 @@ def proposed(draft: types.Draft) -> Array:
 
 
 def prefix(ok_BK: Array) -> Array:
-  """How many leading values of a row are true: [B]."""
+  """Counts a row's leading true values: [B]."""
   return jnp.cumprod(ok_BK.astype(jnp.int32), -1).sum(-1, dtype=jnp.int32)
 
 
@@ -46,10 +44,8 @@ def row(p_BNV: Array, index_B: Array) -> Array:
 
 
 def q_row(draft: types.Draft, index_B: Array, like_BV: Array) -> Array:
-  """q at an offset, [B, V]; zero where no token was proposed there.
-
-  like_BV gives the shape and dtype.
-  """
+  """Picks q at an offset, [B, V], in like_BV's dtype; zero where no token was
+  proposed there."""
   K = draft.tokens_BK.shape[1]
   if K == 0:
     return jnp.zeros_like(like_BV)

@@ -1,4 +1,4 @@
-"""Counts of a window: drafts proposed, tried and accepted, and their origin."""
+"""Counts a window's drafts, proposed, tried and accepted, and their origin."""
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,10 @@ def add_width(info, draft, live_B, width) -> types.Info:
 
 
 def add(info, state, draft, tried, levels, emitted_B, put) -> types.Info:
-  """Adds one window to the accumulators; live rows count, others do not.
+  """Adds one window, with decode's numbers, to `info`; only live rows count.
 
-  Args:
-    info: the counts before.
-    state, draft, tried, emitted_B: decode's, of the window.
-    levels: (most_B, reach_B) of verify.tree.levels.
-    put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
+  levels: (most_B, reach_B) from verify.tree.levels.
+  put: (old_BL, new_BN) -> old_BL with what was emitted at its places.
   """
   (most_B, reach_B), live_B = levels, state.live_B.astype(jnp.int32)
   kept_B = jnp.minimum(tried.accepted_B, emitted_B)

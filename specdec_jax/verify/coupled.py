@@ -8,13 +8,13 @@ from specdec_jax.verify import chain, tree
 
 
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
-  """Accepts drafts as long as they equal the tokens of plain decoding.
+  """Accepts drafts as long as they equal plain decoding's tokens.
 
-  Each target token is drawn from p with the noise that plain decoding uses at
-  that index, so the output equals plain decoding's, token for token, for any
-  drafter. Sampled drafters draw with the same noise; the acceptance is then
-  between (1 - D) / (1 + D) and 1 - D, where D is the total variation between p
-  and q. Daliri et al. 2024 (https://arxiv.org/abs/2408.07978).
+  Each target token is drawn from p with plain decoding's noise at that index,
+  so the output is plain decoding's, token for token, for any drafter. Sampled
+  drafters draw with the same noise; acceptance is then between
+  (1 - D) / (1 + D) and 1 - D, with D the total variation between p and q.
+  Daliri et al. 2024 (https://arxiv.org/abs/2408.07978).
   """
   if tree.is_one(draft):
     return _on_tree(noise, draft, p_BNV)

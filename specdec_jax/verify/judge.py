@@ -1,4 +1,4 @@
-"""Applies a rule to the logits of a window."""
+"""Applies a rule to a window's logits."""
 
 import jax.numpy as jnp
 
@@ -15,13 +15,12 @@ def judge(
   draft: types.Draft,
   logits_BNV: Array,
 ) -> tuple[Array, Array | None, Array, Array]:
-  """Applies the rule; for greedy rows without the distributions.
+  """Applies the rule; skips the distributions for greedy rows. logits_BNV are
+  the target's, after the last committed token and each draft.
 
-  logits_BNV: the target's, after the last committed token and each draft.
-
-  Returns (accepted_B, path_BK, next_B, lost_BN): how many drafts are kept, and
-  which, of a tree (types.Verdict), else None; the token after them; whether the
-  logits of a position are not finite.
+  Returns (accepted_B, path_BK, next_B, lost_BN): how many drafts are kept;
+  which, in a tree (types.Verdict), else None; the token after them; where a
+  position's logits are not finite.
   """
   if tree.is_one(draft) and not rule.trees:
     raise ValueError(f'rule {rule.name} takes chains, and this draft is a tree')
@@ -54,7 +53,7 @@ def _sampled(rule, settings, noise, draft, logits_BNV, best_BN1):
 
 
 def _last(accepted_B, path_BK):
-  """The index in p_BNV of the last draft that is kept."""
+  """Returns the last kept draft's index in p_BNV."""
   return (
     accepted_B if path_BK is None else tree.last_of(accepted_B, path_BK) + 1
   )

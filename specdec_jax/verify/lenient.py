@@ -17,7 +17,7 @@ class Settings(fields.Checked):
 
 @functools.cache
 def make(lenience: float) -> types.Rule:
-  """The rule that accepts drafts up to 1 / lenience times as often.
+  """Makes the rule that accepts drafts up to 1 / lenience times as often.
 
   Sampling, with lenience l: a draft is accepted with probability
   min(1, p / (l q)); after a rejection the token is drawn from max(p - q, 0), so
@@ -26,17 +26,15 @@ def make(lenience: float) -> types.Rule:
   Greedy: a draft is accepted if its probability at temperature 1 is at least l
   times the largest; the paper has "at most", which contradicts its numbers.
   Lenience 1 is `reject`. Leviathan et al. 2023, appendix A.5
-  (https://arxiv.org/abs/2211.17192).
-
-  Raises:
-    ValueError: lenience outside (0, 1].
+  (https://arxiv.org/abs/2211.17192). Raises ValueError for lenience outside
+  (0, 1].
   """
   Settings(lenience)
   if lenience == 1:
     return reject.RULE._replace(name='lenient:1')
 
   def near(logits):
-    """Whether p at temperature 1 is at least `lenience` times the largest."""
+    """Tells whether p at temperature 1 is at least lenience times the best."""
     best = jnp.max(logits, -1, keepdims=True)
     return logits >= best + math.log(lenience)
 

@@ -8,7 +8,7 @@ from specdec_jax.verify import chain, tree
 
 
 def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
-  """Keeps a prefix of the draft; returns the weights of one more token.
+  """Keeps a prefix of the draft; returns one more token's weights.
 
   Draft token k is accepted with probability min(1, p_k / q_k). After the first
   rejection the next token is drawn from max(p - q, 0), normalised; if all
@@ -32,14 +32,14 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
 
 
 def _on_tree(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
-  """Tests the children of the last accepted node one after another.
+  """Tests the last accepted node's children one after another.
 
-  With r the weights of the token after it, at first its p, and m their sum, a
-  child x drawn from q is accepted with probability min(1, r(x) / (m q(x))), and
-  its children come next; else r becomes max(r - m q, 0). What is left when no
-  child is are the weights of the next token: of a chain, `verify`. Li et al.
-  2024, appendix B (https://arxiv.org/abs/2401.15077); Chen et al. 2024,
-  Algorithm 2 (https://arxiv.org/abs/2402.12374).
+  r starts as p after that node, and has the sum m. A child x drawn from q is
+  accepted with probability min(1, r(x) / (m q(x))), and its children come next;
+  else r becomes max(r - m q, 0). When no child is accepted, r weighs the next
+  token. On a chain this is `verify`. Li et al. 2024, appendix B
+  (https://arxiv.org/abs/2401.15077); Chen et al. 2024, Algorithm 2
+  (https://arxiv.org/abs/2402.12374).
   """
   B, K = draft.tokens_BK.shape
   proposed_BK = tree.proposed(draft)

@@ -1,4 +1,4 @@
-"""Traversal verification: block verification of trees, from the leaves up."""
+"""Traversal verification: block verification for trees, from the leaves up."""
 
 from typing import NamedTuple
 
@@ -15,14 +15,14 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
   """Keeps the path to the first node that passes, children before parents.
 
   The root has w = 1, and r is p after it. A child x, drawn from q, is entered
-  with w = min(1, w r(x) / q(x)), of its parent's w and r; its r is p after it.
-  Once all of its children are rejected it passes with probability w. If it does
-  not, its parent goes on with r = max(w r - q, 0) / S and w = S / (S + 1 - w),
-  where S is the mass of max(w r - q, 0), and so the next sibling is entered.
-  The root passes. The next token is drawn from the r of the node that passed.
-  Emitted tokens are distributed exactly as p. With one child a node, and of a
-  chain, it is `block`; with one level it is `reject`. Weng et al. 2025,
-  Algorithm 2 (https://arxiv.org/abs/2505.12398).
+  with w = min(1, w r(x) / q(x)), from its parent's w and r; its r is p after
+  it. Once all its children are rejected it passes with probability w. If it
+  does not, its parent goes on with r = max(w r - q, 0) / S and w =
+  S / (S + 1 - w), where S is the mass of max(w r - q, 0), and so the next
+  sibling is entered. The root passes. The next token is drawn from the passing
+  node's r. Emitted tokens are distributed exactly as p. With one child a node,
+  and on a chain, it is `block`; with one level it is `reject`. Weng et al.
+  2025, Algorithm 2 (https://arxiv.org/abs/2505.12398).
   """
   if not tree.is_one(draft):
     return block.verify(noise, draft, p_BNV)
@@ -38,12 +38,9 @@ def verify(noise: types.Noise, draft: types.Draft, p_BNV) -> types.Verdict:
 
 
 class _Walk(NamedTuple):
-  """How far a tree is walked.
-
-  at: the number of the node where the walk is. done: it has passed.
-  seen_K: nodes that were entered.
-  w_N: the w of each number; its w r is scale_N times left_NV.
-  """
+  """How far a tree is walked: `at` is the current node's number, `done` tells
+  that it has passed, seen_K which nodes were entered. w_N is each number's w;
+  its w r is scale_N times left_NV."""
 
   at: Array
   done: Array
@@ -54,7 +51,7 @@ class _Walk(NamedTuple):
 
 
 def _move(row: tree.Row, walk: _Walk) -> _Walk:
-  """Enters the next child of the node where the walk is, or tests that node."""
+  """Enters the current node's next child, or tests that node."""
   ready_K = (row.parents_K + 1 == walk.at) & row.proposed_K & ~walk.seen_K
   enters = jnp.any(ready_K)
   node = jnp.where(enters, jnp.argmax(ready_K), jnp.maximum(walk.at - 1, 0))

@@ -1,8 +1,8 @@
 """Trees of draft tokens: who descends from whom, and the path that is kept.
 
 A node is a draft token, by its index in the window; -1 is the last committed
-token, the root. A child comes after its parent. A chain is a tree too, but the
-rules, which know it by Draft.parents_BK None, have shorter forms for it.
+token, the root. A child comes after its parent. A chain is a tree too, but
+rules know it by Draft.parents_BK None, and have shorter forms for it.
 
 Worked example, parents -1, -1, 1, 1, 3, after a row of length 5:
 
@@ -29,23 +29,20 @@ Array = types.Array
 
 
 def is_one(draft: types.Draft) -> bool:
-  """Whether a rule has to treat a draft as a tree; one of no nodes is none."""
+  """Tells whether a rule has to treat a draft as a tree; without nodes, no."""
   return draft.parents_BK is not None and draft.tokens_BK.shape[1] > 0
 
 
 class Shape(NamedTuple):
-  """A tree with its root, which is number 0; node i is number i + 1.
-
-  depth_BN: 0 of the root.
-  sees_BTN: which numbers a token attends to: itself and its ancestors.
-  """
+  """A tree with its root, which is number 0; node i is number i + 1. A token
+  attends to itself and its ancestors (sees_BTN). The root's depth is 0."""
 
   depth_BN: Array
   sees_BTN: Array
 
 
 def shape(parents_BK: Array) -> Shape:
-  """The Shape of a tree, for all of its N numbers as tokens."""
+  """Computes a tree's Shape, with all its N numbers as tokens."""
   N = parents_BK.shape[1] + 1
   number_11N = jnp.arange(N)[None, None]
   # The root is its own parent, which adds nothing.
@@ -58,13 +55,13 @@ def shape(parents_BK: Array) -> Shape:
 
 
 def proposed(draft: types.Draft) -> Array:
-  """Which nodes are proposed: [B, K]."""
+  """Tells which nodes are proposed: [B, K]."""
   own_BK = chain.proposed(draft)
   return own_BK if draft.proposed_BK is None else own_BK & draft.proposed_BK
 
 
 def path_to(sees_BNN: Array, last_B: Array) -> Array:
-  """The nodes from the root to node `last_B`, [B, K]; K past its end."""
+  """Lists the nodes from the root to node `last_B`, [B, K]; K past its end."""
   K = sees_BNN.shape[1] - 1
   on_BN = jnp.take_along_axis(sees_BNN, last_B[:, None, None] + 1, 1)[:, 0]
   # A child comes after its parent: in the order of nodes, by depth.
@@ -74,19 +71,15 @@ def path_to(sees_BNN: Array, last_B: Array) -> Array:
 
 
 def last_of(accepted_B: Array, path_BK: Array) -> Array:
-  """The last of the accepted nodes, -1 if there is none."""
+  """Returns the last accepted node, -1 if there is none."""
   at_B1 = jnp.maximum(accepted_B - 1, 0)[:, None]
   last_B = jnp.take_along_axis(path_BK, at_B1, 1)[:, 0]
   return jnp.where(accepted_B > 0, last_B, -1)
 
 
 def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
-  """The longest path of proposed nodes that are the tokens wanted.
-
-  wanted_BN: the token after each number of the tree.
-
-  Returns:
-    (accepted_B, path_BK), as types.Verdict has them.
+  """Finds the longest path of proposed nodes that are the tokens wanted after
+  each number in the tree. Returns (accepted_B, path_BK), as in types.Verdict.
   """
   assert draft.parents_BK is not None
   depth_BN, sees_BNN = shape(draft.parents_BK)
@@ -100,7 +93,7 @@ def matching(draft: types.Draft, wanted_BN: Array) -> tuple[Array, Array]:
 
 
 def verdict(draft: types.Draft, last_B: Array, weights_BV) -> types.Verdict:
-  """The types.Verdict of a path that ends at node `last_B`."""
+  """Builds the types.Verdict for a path that ends at node `last_B`."""
   assert draft.parents_BK is not None
   depth_BN, sees_BNN = shape(draft.parents_BK)
   accepted_B = chain.at(depth_BN, last_B[:, None] + 1)
@@ -108,12 +101,8 @@ def verdict(draft: types.Draft, last_B: Array, weights_BV) -> types.Verdict:
 
 
 class Row(NamedTuple):
-  """The tree of one row, for rules that are written for a row.
-
-  tokens_K, parents_K, proposed_K: as in types.Draft, and q_KV, with one-hots
-    where it has none.
-  u_K: uniforms of the accept tests.
-  """
+  """One row's tree, for rules that are written for a row. As in types.Draft,
+  with one-hots where that has no q; u_K are uniforms for the accept tests."""
 
   tokens_K: Array
   q_KV: Array
@@ -123,7 +112,7 @@ class Row(NamedTuple):
 
 
 def rows(noise: types.Noise, draft: types.Draft, p_BNV) -> Row:
-  """A Row of every row, stacked; q in the dtype of p."""
+  """Stacks a Row for every row; q in p's dtype."""
   q_BKV = draft.q_BKV
   if q_BKV is None:
     q_BKV = jax.nn.one_hot(draft.tokens_BK, p_BNV.shape[-1])
@@ -137,16 +126,14 @@ def rows(noise: types.Noise, draft: types.Draft, p_BNV) -> Row:
 
 
 def children(draft: types.Draft, accepted_B, path_BK) -> Array:
-  """Which nodes are proposed below the last of the accepted ones: [B, K]."""
+  """Tells which nodes are proposed below the last accepted one: [B, K]."""
   last_B1 = last_of(accepted_B, path_BK)[:, None]
   return (draft.parents_BK == last_B1) & proposed(draft)
 
 
 def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
-  """How many drafts are proposed one behind another: at most; on the path.
-
-  On the path, with one more where the last that is accepted has children.
-  """
+  """Counts drafts proposed one behind another: at most; on the path, with one
+  more where its last accepted node has children."""
   if not is_one(draft):
     return draft.count_B, draft.count_B
   depth_BN, _ = shape(draft.parents_BK)
@@ -156,7 +143,7 @@ def levels(draft: types.Draft, accepted_B, path_BK) -> tuple[Array, Array]:
 
 
 def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
-  """Info.refused_BK: the drafts behind the accepted ones, -1 elsewhere."""
+  """Lists the drafts behind the accepted ones, -1 elsewhere."""
   # By name: a user's ids may be of another type, which no loop would carry.
   tokens_BK = draft.tokens_BK.astype(jnp.int32)
   index_1K = jnp.arange(tokens_BK.shape[1])[None]
@@ -172,10 +159,8 @@ def refused(draft: types.Draft, accepted_B, path_BK) -> Array:
 
 
 def places(draft: types.Draft, path_BK: Array) -> Array:
-  """The largest place in a level, from 0, along a path: [B, K].
-
-  Of a tree of the likeliest nodes the largest place among these.
-  """
+  """Finds the largest place in a level, from 0, along a path: [B, K]. In a tree
+  of the likeliest nodes, the largest place among these."""
   K = path_BK.shape[1]
   place_BK = jnp.broadcast_to(jnp.arange(K, dtype=jnp.int32), path_BK.shape)
   if 'worth_BK' not in draft.marks:
@@ -187,10 +172,8 @@ def places(draft: types.Draft, path_BK: Array) -> Array:
 
 
 def along(path_BK: Array, drafts_BN: Array, *columns: Array | None):
-  """The nodes' tokens, then what belongs to the root and the nodes of a path.
-
-  [B, N, ...] in the order of numbers -> the same in that of the path.
-  """
+  """Reorders tokens, then columns, along a path with its root. Columns are [B,
+  N, ...], by number before and by place in the path after."""
   most = path_BK.shape[1]
 
   def pick(x_BNX, numbers_BN):

@@ -17,16 +17,14 @@ class Settings(fields.Checked):
 
 @functools.cache
 def make(eps: float) -> types.Rule:
-  """The rule that accepts drafts that the target does not find unlikely.
+  """Makes the rule that accepts drafts that the target does not find unlikely.
 
-  Draft x is accepted if p(x) > min(eps, delta exp(-H(p))), where H is the
-  entropy of p and delta = sqrt(eps). The token after the accepted drafts is the
-  target's likeliest, kept untested, so that a window emits one at least; a
+  Draft x is accepted if p(x) > min(eps, delta exp(-H(p))), where H is p's
+  entropy and delta = sqrt(eps). The token after the accepted drafts is the
+  target's likeliest, kept untested, so that a window emits one at least. A
   window without a draft is plain decoding's, and so are greedy rows. For
   chains. Cai et al. 2024, section 2.3.1 (https://arxiv.org/abs/2401.10774).
-
-  Raises:
-    ValueError: eps outside (0, 1).
+  Raises ValueError for eps outside (0, 1).
   """
   Settings(eps)
 
