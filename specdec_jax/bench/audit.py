@@ -1,11 +1,11 @@
-"""Decides for the first different token of two texts: a tie, or a bug.
+"""Decides whether two texts' first different token is a tie or a bug.
 
-A verify pass of gamma + 1 tokens sums in another order than a pass of one, so
-a near-tie may fall the other way. The audit measures that rounding noise where
-two texts diverge; a difference larger than the noise is a bug. So is noise that
-rounding does not explain: a verify pass with a wrong mask is noisy, too. What
-rounding explains is measured without a verify pass: by how much the logits of a
-pass of one token change where every weight moves by up to one rounding.
+A verify pass over gamma + 1 tokens sums in another order than a pass over one,
+so a near-tie may fall the other way. The audit measures that rounding noise
+where two texts diverge; a larger difference is a bug. So is noise that rounding
+does not explain, such as a wrong mask's. What rounding explains is measured
+without a verify pass: how much logits change in a pass over one token where
+every weight moves by up to one rounding.
 """
 
 import functools
@@ -40,11 +40,10 @@ TIMES = {'float64': 20, 'float32': 20, 'float16': 4, 'bfloat16': 4}
 
 
 class Passes(NamedTuple):
-  """How both methods ran: the sampling, and what the order of sums depends on.
+  """How both methods ran: sampling, and what the order of sums depends on.
 
   gamma: the other method's; its verify passes had gamma + 1 tokens, or 1.
-  chunk: of the prefill.
-  length: of the token buffer.
+  chunk: the prefill's. length: the token buffer's.
   rows: batch size; a kernel may be chosen by it.
   """
 
@@ -61,10 +60,8 @@ def compare(
   pairs: Iterable[Sequence[records.Answer]],
   passes: Passes,
 ) -> records.Audit:
-  """Audits two methods that promise the same tokens of a target.
-
-  pairs: of each request the answers of plain decoding and the other method.
-  """
+  """Audits pairs of answers, by plain decoding and by another method, which
+  promises the same tokens."""
   compared, findings = [], []
   for plain, other in pairs:
     found = audit(model, params, plain, other, passes)
@@ -85,11 +82,8 @@ def audit(
   other: records.Answer,
   passes: Passes,
 ) -> records.Finding:
-  """Compares the two answers to one request (greedy, or coupled).
-
-  A text that ended on broken logits is reported as a failure elsewhere; only
-  the tokens that both emitted are compared.
-  """
+  """Compares the two answers to one request (greedy, or coupled); a text cut
+  short by broken logits, a failure reported elsewhere, as far as both go."""
   item, both = plain.item, list(zip(plain.tokens, other.tokens, strict=False))
   same = next((i for i, (a, b) in enumerate(both) if a != b), len(both))
   bug = records.Finding('BUG', same, id=item.id)
@@ -143,11 +137,9 @@ def audit(
 def _logits(
   model, params, item: requests.Item, tokens_BL, end: int, passes: Passes
 ) -> list[np.ndarray]:
-  """Reads logits_BV of the token after `end` others in several ways.
-
-  One by one; one by one with the parameters of _shaken; and gamma + 1 at a
-  time, so that the last one is at each offset of a window in turn.
-  """
+  """Reads logits_BV after `end` tokens: one by one, the same with _shaken
+  parameters, and gamma + 1 at a time, with the last at each offset of a window
+  in turn."""
   start, last, wide = len(item.tokens) - 1, end - 1, passes.gamma + 1
   source = np.tile(np.array(item.source, np.int32), (len(tokens_BL), 1))
   score = lambda start, **way: _score(
@@ -172,10 +164,10 @@ def needed(
   """Returns the least gap, in logits, that makes the sampler emit `token`.
 
   Greedy: its distance to the largest logit. Sampled: plain decoding emits the
-  token of the largest log p - log E among those that top-k and top-p keep,
-  where E is the token's exponential draw, of `arrivals`. Tokens ahead of
-  `token` in that order or in p are lowered by half the gap, `token` and all
-  others raised by half; bisection finds the least gap that emits `token`.
+  largest log p - log E among tokens that top-k and top-p keep, E being a
+  token's exponential draw (`arrivals`). Tokens ahead of `token` in that order
+  or in p move down by half the gap, all others up; bisection finds the least
+  gap that emits it.
   """
   if s.temperature < sampling_lib.GREEDY_BELOW:
     return float(logits_V.max() - logits_V[token])
@@ -210,7 +202,7 @@ def _probabilities(logits_V, sampling):
 
 
 def arrivals(seed: int, number: int, position: int, size: int) -> np.ndarray:
-  """Draws an exponential for every id, at a position of a request."""
+  """Draws an exponential for every id, at a request's position."""
   asked = (jnp.array([x], jnp.uint32) for x in (seed, number, position))
   (key,) = sampling_lib.next_keys(*asked)
   found_V = sampling_lib.exponential(key, size, jnp.result_type(float))
@@ -218,8 +210,8 @@ def arrivals(seed: int, number: int, position: int, size: int) -> np.ndarray:
 
 
 def _shaken(params: types.Params) -> types.Params:
-  """Moves every parameter by up to one rounding, at random; but for those that
-  hold fewer digits than are computed with."""
+  """Moves every parameter by up to one rounding, at random, except those with
+  fewer digits than are computed with."""
   leaves, tree = jax.tree.flatten(params)
   least = jnp.finfo(weights.coarsest(params)).eps
 
@@ -243,11 +235,8 @@ def _shaken(params: types.Params) -> types.Params:
 def _score(
   params, tokens_BL, source_BI, start, last, *, model, width, chunk, shake=False
 ):
-  """Reads logits_BV after token `last`, `width` at a time from `start` on.
-
-  All rows hold the same tokens and the same source. shake: with the parameters
-  of _shaken.
-  """
+  """Reads logits_BV after token `last`, `width` at a time from `start` on; all
+  rows hold the same tokens and source. shake: with _shaken parameters."""
   params = _shaken(params) if shake else params
   B, L = tokens_BL.shape
   lengths_B = jnp.full((B,), source_BI.shape[1], jnp.int32)

@@ -1,7 +1,7 @@
-"""The benchmark: every method against plain decoding, in one process.
+"""Benchmarks every method against plain decoding, in one process.
 
-Four steps, in an order that keeps the prediction honest: what the parts cost, a
-prediction from the calibration prompts, runs of the test prompts, a judgement.
+Times the parts, predicts from the calibration prompts, runs the test prompts,
+and judges: in this order the prediction is honest.
 """
 
 import dataclasses
@@ -36,13 +36,9 @@ def run(
   clock: budget.Clock = budget.UNLIMITED,
   away: distance_lib.Distance | None = None,
 ) -> records.Document:
-  """Runs as much of the plan as the clock allows, and prints it as it comes.
-
-  arms[0] is plain decoding. away: part of the document.
-
-  Raises:
-    ValueError: the clock has too little time for one prompt.
-  """
+  """Runs as much of the plan as the clock allows, and prints as it goes.
+  arms[0] decodes plainly; `away` goes into the document. Raises ValueError if
+  the clock has too little time for one prompt."""
   about, (ceiling, read) = machine.describe(), timing.ceiling(arms, plan)
   console = printing.console()
   tables.start(about, ceiling, plan_lib.setting(arms, plan), console)
@@ -93,12 +89,8 @@ def run(
 def distance(
   e: settings_lib.Setup, arms: Arms, plan: plan_lib.Plan, asked: str
 ) -> distance_lib.Distance:
-  """Measures how far the target is from `asked` (settings.reference), over all
-  prompts.
-
-  Raises:
-    ValueError: a reference that cannot be read, or compared with the target.
-  """
+  """Measures, over all prompts, how far the target is from `asked`; raises
+  ValueError if that cannot be read, or compared (settings.reference)."""
   prompts = plan.test + plan.calibration
   groups = plan_lib.groups(arms, plan, prompts)
   other = settings_lib.reference(e, asked)
@@ -111,11 +103,8 @@ def distance(
 
 
 def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:
-  """Prints the verdict and the document; true if sound.
-
-  config: a ConfigDict, part of the document.
-  folder: for results/bench.json; None saves nothing.
-  """
+  """Prints verdict and document, which has the ConfigDict; returns whether it
+  is sound. folder: gets results/bench.json; None saves nothing."""
   sentences = verdict.sentences(doc)
   out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
   path = folder and folder / 'results/bench.json'
@@ -127,11 +116,8 @@ def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:
 
 
 def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock, tok_s: float):
-  """Compiles everything and times the parts of a window.
-
-  Returns (arms, where adaptive has its costs; programs by arm; Speed;
-  Calibration; the costs that adaptive chooses by).
-  """
+  """Compiles everything and times a window's parts; returns (arms, where
+  adaptive has its costs; programs by arm; Speed; Calibration; those costs)."""
   group = plan_lib.middle(arms, plan, budget.WINDOWS)
   check = functools.partial(budget.check, plan, clock=clock)
   programs, speed = timing.first_step(arms, group, tok_s, check)
@@ -161,9 +147,9 @@ def _calibration(arms: Arms, request: decode.Request, repeats: int):
 def _expectations(
   arms: Arms, programs, plan: plan_lib.Plan, parts, speed: budget.Speed, clock
 ):
-  """Runs the calibration prompts, to know what to expect of the test prompts.
+  """Runs the calibration prompts, to predict the test prompts.
 
-  Returns (the plan of those that will fit and the width of budget.expected;
+  Returns (a plan with the prompts that fit; the width from budget.expected;
   Predictions by arm; the arms that cannot win, and why; failed requests, which
   leave the others empty).
   """
@@ -192,8 +178,8 @@ def _expectations(
 def _results(
   arms: Arms, found: timing.Measured, parts, predicted
 ) -> dict[str, Any]:
-  """Returns fields of the Document by name; none where a request failed: no
-  figure would be valid."""
+  """Returns Document fields by name; after a failed request none, as no figure
+  would be valid."""
   if found.failed:
     return {}
   rows = [x._replace(predicted=predicted.get(x.name)) for x in found.rows]
@@ -206,7 +192,7 @@ def _results(
 
 
 def _categories(arms: Arms, parts, runs) -> list[records.Row]:
-  """Returns rows of each category; none where a batch has several prompts."""
+  """Returns rows by category; none where a batch has several prompts."""
   named = runs[arms[0].name].kind_G.tolist()
   of = {
     name: [i for i, x in enumerate(named) if x == name]
@@ -224,7 +210,7 @@ def _categories(arms: Arms, parts, runs) -> list[records.Row]:
 
 
 def _crossover(arms: Arms, plan, clock: budget.Clock) -> list[records.Batch]:
-  """Runs every arm in full pools of each of the plan's batch sizes."""
+  """Runs every arm in full pools at each batch size in the plan."""
   sizes, out = plan.batch_sizes, []
   for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
     bench = dataclasses.replace(plan.bench, batch_size=size)

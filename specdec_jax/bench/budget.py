@@ -1,10 +1,9 @@
-"""How much of a benchmark fits into its minutes.
+"""Fits a benchmark into its minutes; the config's settings are upper bounds.
 
-Planned once, when the parts are timed and everything is compiled: how long an
-answer may be, and how many calibration prompts are run; the others are judged.
-Where not all can be run, the arms that cannot win by these prompts are left
-out. Test prompts are then run until the time is over. The settings of the
-config are upper bounds.
+Plans once, when the parts are timed and everything is compiled: how long an
+answer may be, and how many calibration prompts run; the others are judged. If
+not all fit, leaves out the arms that cannot win by these prompts. Then test
+prompts run until the time is over.
 """
 
 import itertools
@@ -29,7 +28,7 @@ WINDOWS = 64  # of a sample when the parts are timed
 
 
 class Clock(NamedTuple):
-  """seconds: of the whole process, its start and compilation included."""
+  """seconds: for the whole process, with its start and compilation."""
 
   seconds: float = math.inf
 
@@ -40,7 +39,7 @@ class Clock(NamedTuple):
     return Clock(self.seconds + seconds)
 
   def share(self, part: float) -> 'Clock':
-    """Returns the clock that ends when this share of the time left is spent."""
+    """Returns a clock that ends when this share of the time left is spent."""
     return Clock(
       self.seconds - (1 - part) * self.left() if self.limited else math.inf
     )
@@ -54,19 +53,19 @@ UNLIMITED = Clock()
 
 
 def clock(minutes: float) -> Clock:
-  """Returns the Clock of the flag --minutes; 0 is no limit."""
+  """Reads the flag --minutes; 0 is no limit."""
   if not 0 <= minutes < math.inf:
     raise ValueError(f'minutes={minutes}: must be 0 (no limit) or more')
   return Clock(60 * minutes if minutes else math.inf)
 
 
 class Speed(NamedTuple):
-  """The speed of a batch as far as it is known, in seconds.
+  """A batch's speed as far as it is known, in seconds.
 
-  step: of plain decoding; prefill: of its prompts; compile: of its programs.
-  drafters: how many; those that differ in gamma share programs and prefills.
-  factors: by method, time of a token over plain decoding's.
-  read: for how many drafters texts are read again at the end, for their alpha.
+  step: of plain decoding; prefill: its prompts; compile: its programs.
+  drafters: how many; gammas of one share programs and prefills.
+  factors: by method, a token's time over plain decoding's.
+  read: drafters for whose alpha texts are read again at the end.
   """
 
   step: float
@@ -77,35 +76,32 @@ class Speed(NamedTuple):
   read: int
 
   def calibration(self, tokens: int) -> float:
-    """Seconds of a batch of calibration prompts in all methods."""
+    """Estimates a batch of calibration prompts in all methods."""
     spent = tokens * self.step * sum(self.factors.values())
     return spent + 1.5 * self.prefill * self.drafters
 
   def test(self, tokens: int) -> float:
-    """Seconds of a batch of test prompts in all arms, prefill and alpha too."""
+    """Estimates a batch of test prompts in all arms, prefill and alpha too."""
     decoding = 1.15 * tokens * self.step * (1 + sum(self.factors.values()))
     filling = self.prefill * (1 + 1.5 * self.drafters)
     return decoding + filling + self.alpha(tokens)
 
   def alpha(self, tokens: int) -> float:
-    """Seconds in which target and draft read a batch's texts again."""
+    """Estimates how long target and draft read a batch's texts again."""
     return self.read * (1.5 * self.prefill + tokens * self.step / 3)
 
   def compiling(self) -> float:
-    """Seconds of all that is compiled after plain decoding."""
+    """Estimates all compilation after plain decoding's."""
     return self.compile * 7 * self.drafters
 
   def closing(self) -> float:
-    """Seconds of compiling what measures alpha, the audit and the verdict."""
+    """Estimates the verdict, the audit and compiling what measures alpha."""
     return 3 + 1.5 * self.compile * self.drafters
 
 
 def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
-  """Refuses a clock that is too short, before all methods are compiled.
-
-  Raises:
-    ValueError: too little time for one short answer in every method.
-  """
+  """Raises ValueError, before all methods are compiled, if the clock has too
+  little time for one short answer in every method."""
   tokens = min(_SHORTEST, plan.max_new_tokens)
   least = min(2, len(plan.calibration)) * speed.calibration(tokens)
   least += speed.test(tokens) + speed.compiling() + speed.closing()
@@ -121,7 +117,7 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
 
 
 def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
-  """Returns (windows in a sample, repeats) for the timing of the parts."""
+  """Returns (windows in a sample, repeats) for timing the parts."""
   # A pass of every width, idle ones, and drafting; the warm-up is a repeat.
   once = speed.step * 1.2 * (widths + 1 + len(speed.factors))
   count = min(WINDOWS, max(4, _PARTS * clock.seconds / 4 / once))
@@ -131,8 +127,8 @@ def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
 def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   """Cuts calibration prompts and new tokens to the time that is left.
 
-  Answers are halved until six batches of test prompts fit, of which there are
-  intervals. The first few prompts of either kind are of many categories.
+  Halves answers until six batches of test prompts, enough for intervals, fit.
+  The first few prompts of either kind cover many categories.
   """
   if not clock.limited:
     return plan
@@ -157,7 +153,7 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
 
 
 def spread(items: Sequence) -> tuple:
-  """Orders items so that the first few are of many categories."""
+  """Orders items so that the first few cover many categories."""
   turns = itertools.zip_longest(*prompts.by_category(items))
   return tuple(x for turn in turns for x in turn if x is not None)
 
@@ -169,10 +165,10 @@ def expected(
   gains: Mapping[str, np.ndarray],
   clock: Clock,
 ) -> tuple[plan_lib.Plan, float | None]:
-  """Returns the plan of the test prompts that will fit, and half the 95 %
-  interval of an improvement to expect, as a share of it.
+  """Returns the plan with the test prompts that will fit, and half the 95 %
+  interval to expect, as a share of the improvement.
 
-  gains: predicted improvement by arm, on each batch of calibration prompts.
+  gains: predicted improvement by arm, on each calibration batch.
   """
   known = [x for x in arms if x.name in gains]
   if clock.limited:
@@ -198,11 +194,9 @@ def expected(
 def left_out(
   arms: Sequence[plan_lib.Arm], predicted: Mapping[str, records.Prediction]
 ) -> dict[str, str]:
-  """Says by arm why it cannot win: the 90 % interval of its prediction is below
-  plain decoding, or below the prediction of another gamma of its drafter.
-
-  Where that is true of all, the best of them is not left out.
-  """
+  """Says by arm why it cannot win: its predicted 90 % interval is below plain
+  decoding, or below what its drafter's best gamma is predicted. Where that is
+  true for all, the best arm stays."""
   known = [x for x in arms if x.name in predicted]
   value = lambda arm: predicted[arm.name].improvement
   best = {arm.drafter: arm for arm in sorted(known, key=value)}
@@ -222,10 +216,8 @@ def left_out(
 def blocks(
   groups: int, repeats: int, clock: Clock, after: float = 0.0
 ) -> Iterator[tuple[int, int]]:
-  """Yields (repeat, group) of every block that ends in time, and one at least.
-
-  after: seconds that each group takes once all are run.
-  """
+  """Yields (repeat, group) for every block that ends in time, at least one.
+  after: seconds that each group takes once all are run."""
   jobs = [(r, g) for r in range(repeats) for g in range(groups)]
   start = clock.left()
   for done, job in enumerate(printing.track(jobs, 'timing')):

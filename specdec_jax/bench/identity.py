@@ -1,8 +1,4 @@
-"""Compares every text of every method with plain decoding's.
-
-Here: which settings promise equal tokens, the comparison, and the run of the
-audit program. audit.py explains a difference.
-"""
+"""Compares every method's texts with plain decoding's; runs the audit."""
 
 import functools
 import pathlib
@@ -19,7 +15,7 @@ from specdec_jax.bench import plan as plan_lib
 
 
 def promise(rule: types.Rule, sampling) -> records.Promised:
-  """Says what of plain decoding a rule reproduces."""
+  """Says what a rule reproduces from plain decoding."""
   if not rule.lossless:
     return 'nothing'
   greedy = sampling.temperature < sampling_lib.GREEDY_BELOW
@@ -42,10 +38,7 @@ def compare(
   plan: plan_lib.Plan,
   answers: Mapping[str, records.Answers],
 ) -> dict[str, records.Audit]:
-  """Audits every arm but arms[0], plain decoding.
-
-  answers: by arm; those that all have are compared.
-  """
+  """Audits every arm but plain decoding, arms[0], where all have answers."""
   plain, out = answers[arms[0].name], {}
   both = sorted(set.intersection(*map(set, answers.values())))
   for arm in arms[1:]:
@@ -63,10 +56,7 @@ def compare(
 
 
 def failures(answers: Mapping[str, records.Answers]) -> list[records.Failure]:
-  """Lists the requests that ended on logits that are not finite.
-
-  Their texts are cut short, so no figure would be valid.
-  """
+  """Lists requests cut short by non-finite logits: no figure is then valid."""
   return [
     records.Failure(name, x.item.id, len(x.tokens))
     for name, found in answers.items()
@@ -84,14 +74,9 @@ def run(
   config: Any,
   folder: pathlib.Path | None,
 ) -> bool:
-  """Runs every arm once on all prompts, compares, and prints, the JSON last.
-
-  arms[0] is plain decoding. config: part of the document. folder: for
-  audit.json; None saves nothing. Returns whether nothing is wrong.
-
-  Raises:
-    ValueError: no arm but plain decoding.
-  """
+  """Runs every arm once on all prompts, compares, and prints, the JSON last;
+  returns whether nothing is wrong. folder: for audit.json; None saves nothing.
+  Raises ValueError unless there is more than arms[0], plain decoding."""
   if len(arms) < 2:
     raise ValueError(
       'decode.methods and decode.gammas name nothing to compare with plain '
@@ -173,10 +158,8 @@ def _print(rows: Sequence[records.Row], console: tables.Console) -> None:
 def total(
   audits: Sequence[records.Audit], plain: Collection[records.Answer]
 ) -> records.Total:
-  """Adds up audits of the same requests; plain: plain decoding's answers.
-
-  A prompt, or a source, with an equal answer is read at the same positions.
-  """
+  """Adds up audits of the same requests; where prompt (or source) and plain
+  decoding's answer are equal, positions count once."""
   every = records.together(audits)
   assert every
   longest: dict[object, int] = {}

@@ -1,13 +1,13 @@
-"""Intervals of an improvement: over prompts, and over the choice of an arm.
+"""Computes improvements' intervals, over prompts and the choice of an arm.
 
 Prompts (see units) are the sample, not repeats: what makes a prompt long or the
 machine slow is in both arms, and cancels. An improvement is a ratio of sums;
-its standard error is the jackknife's, leaving out one prompt at a time. (Of
-its logarithm, arms that are not faster would win twice as often as lose.) Few
-long prompts hold most of the time, so Student's t has one degree of freedom
-less than the prompts count for, (sum s)^2 / sum s^2 of their seconds (Kish
-1965): with n - 1 of them, intervals of six prompts whose lengths vary much
-would hold the truth 90 times in 100. tests/bench/simulation.py counts.
+its standard error is the jackknife's, leaving out one prompt at a time. (By its
+logarithm, arms that are not faster would win twice as often as lose.) Few long
+prompts hold most of the time, so Student's t has (sum s)^2 / sum s^2 - 1
+degrees of freedom, by their seconds s (Kish 1965). With n - 1, intervals for
+six prompts whose lengths vary much would hold the truth 90 times in 100:
+tests/bench/simulation.py counts.
 """
 
 import functools
@@ -25,11 +25,8 @@ Outcome = Literal['win', 'unclear', 'too few', 'loss']
 
 
 class Interval(NamedTuple):
-  """A value and the ends of its interval; None where they are not known.
-
-  A value of None was not measured; ends of None come from fewer than FEWEST
-  prompts, or from one batch.
-  """
+  """A value, None if not measured, and its interval's ends, None for fewer than
+  FEWEST prompts or for one batch."""
 
   value: float | None = None
   low: float | None = None
@@ -45,15 +42,15 @@ class Interval(NamedTuple):
 
   @property
   def width(self) -> float | None:
-    """Half of it, from the value to its upper end, as a share of the value."""
+    """Returns its upper half, from value to high, as a share of the value."""
     if not self.value or self.high is None:
       return None
     return self.high / self.value - 1
 
 
 def units(kinds: Iterable[str]) -> np.ndarray:
-  """Returns [G, U]: 1 where a batch is of a unit. A unit is a category where
-  there are FEWEST, else one batch; '' is no category."""
+  """Returns [G, U]: 1 where a batch is in a unit: a category where there are
+  FEWEST or more, else one batch. '' is no category."""
   kinds = [*kinds]
   many = len({*kinds} - {''}) >= FEWEST
   names = [x if x and many else i for i, x in enumerate(kinds)]
@@ -63,14 +60,14 @@ def units(kinds: Iterable[str]) -> np.ndarray:
 def speedups(
   tokens_AG, seconds_AG, level: float = 0.95, prompts: int = FEWEST
 ) -> list[Interval]:
-  """Divides tokens over seconds of every arm A but the first by the first's.
+  """Divides every later arm's tokens per second by the first arm's.
 
   The intervals hold all at once: whichever arm is chosen afterwards, by these
   numbers too, its interval has paid for the choice.
 
-  tokens_AG, seconds_AG: by arm and unit G, a prompt or a batch of them; seconds
-  are means over repeats, above 0. level: how often all of them hold. prompts:
-  different ones in all units.
+  tokens_AG, seconds_AG: by arm A and unit G, a prompt or a batch; seconds are
+    means over repeats, above 0.
+  level: how often all hold. prompts: different ones in all units.
   """
   tokens_AG, seconds_AG = (
     np.asarray(x, float) for x in (tokens_AG, seconds_AG)
@@ -94,12 +91,12 @@ def speedups(
 
 
 def _each(errors_AG: np.ndarray, chance: float) -> float:
-  """Returns the chance of error of one interval, for `chance` of any in all.
+  """Returns one interval's chance to err, for `chance` that any of them errs.
 
-  Bonferroni's chance / A at least, and more where arms err together: of normal
-  errors correlated as these are, the largest passes the normal quantile of what
-  is returned with that chance (the max-t test: Hothorn, Bretz and Westfall
-  2008, https://doi.org/10.1002/bimj.200810425).
+  At least Bonferroni's chance / A, and more where arms err together: the
+  largest of normal errors, correlated as these are, passes the quantile for the
+  returned chance with probability `chance` (the max-t test: Hothorn, Bretz and
+  Westfall 2008, https://doi.org/10.1002/bimj.200810425).
   """
   arms, units = errors_AG.shape
   size_A1 = np.sqrt((errors_AG**2).sum(1, keepdims=True))

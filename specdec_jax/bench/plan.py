@@ -1,4 +1,4 @@
-"""The methods and prompts of a benchmark, and batches of requests."""
+"""Plans a benchmark's methods and prompts, and batches the requests."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class Arm(NamedTuple):
   name: 'lookup g=4'; the first arm of a run is 'autoregressive'.
   drafter: the method's name, without gamma.
   gamma: draft tokens a window, 0 for plain decoding.
-  engine: of the method's largest gamma.
+  engine: the method's at its largest gamma.
   """
 
   name: str
@@ -32,12 +32,11 @@ class Arm(NamedTuple):
 class Plan(NamedTuple):
   """The prompts and sizes of a run.
 
-  test, calibration: disjoint prompts; the latter predict the figures of test.
-  max_new_tokens: limit of each answer.
+  test, calibration: disjoint prompts; calibration predicts the test's figures.
   buffer: token slots of a row: the longest prompt and its answer fit.
   sampling, bench: sections of the config.
   batch_sizes: rows of pools, run after the main table; may be empty.
-  sources: ids of a source that there is room for; 0 without an encoder.
+  sources: room for a source's ids; 0 without an encoder.
   """
 
   test: tuple[requests.Item, ...]
@@ -51,7 +50,7 @@ class Plan(NamedTuple):
 
   @property
   def batches(self) -> int:
-    """Of test prompts."""
+    """Counts batches of test prompts."""
     return -(-len(self.test) // self.bench.batch_size)
 
 
@@ -64,10 +63,8 @@ class Group(NamedTuple):
 
 def arms(e: settings_lib.Setup, measure: bool = True) -> list[Arm]:
   """Makes plain decoding, then every method at every gamma of the config; trees
-  and adaptive windows at their largest alone.
-
-  measure: as in build.engine; benchmark.run measures.
-  """
+  and adaptive windows at their largest alone. measure: as in build.engine;
+  benchmark.run measures."""
   d = e.settings.decode
   plain = settings_lib.engine(e, d.methods[0] if d.methods else 'lookup', 0)
   out = [Arm('autoregressive', 'autoregressive', 0, plain)]
@@ -87,10 +84,11 @@ def make(
   chosen: Sequence[prompts_lib.Prompt],
   sizes: Sequence[int] = (),
 ) -> Plan:
-  """Plans a config on these prompts, each once; all are checked.
+  """Plans a config on these prompts, each once; checks all.
 
   Raises:
-    ValueError: a prompt that is empty, too long or has unknown ids, by its id.
+    ValueError: max_new_tokens is 0; a prompt, named by its id, is empty, too
+      long or has unknown ids.
   """
   s, layout = e.settings, e.target.layout
   if not s.decode.max_new_tokens:
@@ -119,7 +117,7 @@ def make(
 
 
 def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
-  """Reads the flag --batch_sizes; raises ValueError for no numbers."""
+  """Reads the flag --batch_sizes; raises ValueError unless all are above 0."""
   if not all(x.isdecimal() and int(x) for x in texts):
     raise ValueError(
       f'batch_sizes={",".join(texts)}: want whole numbers, as in 1,4,16'
@@ -128,7 +126,7 @@ def batch_sizes(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
-  """Encodes the first turn of a prompt."""
+  """Encodes a prompt's first turn."""
   bench, number = e.settings.bench, prompts_lib.request_number(prompt.id)
   given, most = prompt.given, bench.prompt_tokens
   try:
@@ -149,9 +147,9 @@ def groups(
 ) -> list[Group]:
   """Deals the prompts to batches of plan.bench.batch_size.
 
-  Every row is live: the last batch is filled with copies of its own prompts, so
-  that no two batches share one: they are the sample of an interval. All share
-  one buffer length, so they share one executable.
+  Fills the last batch with copies of its own prompts: every row is live, and no
+  two batches share a prompt, as they are an interval's sample. One buffer
+  length for all gives one executable.
   """
   rows = plan.bench.batch_size
   full = filled(items, rows)
@@ -162,21 +160,19 @@ def groups(
 
 
 def capped(arm: Arm, request: decode.Request) -> decode.Request:
-  """Limits windows of the request to the arm's gamma."""
+  """Limits the request's windows to the arm's gamma."""
   return request._replace(gamma_B=jnp.minimum(request.gamma_B, arm.gamma))
 
 
 def shortened(request: decode.Request, tokens: int) -> decode.Request:
-  """Limits answers of the request to so many tokens."""
+  """Limits the request's answers to so many tokens."""
   end_B = jnp.minimum(request.limit_B, request.lengths_B + tokens)
   return request._replace(limit_B=end_B)
 
 
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
-  """Adds copies of the last batch's prompts until it is full.
-
-  Each copy has its own request number, so that it draws different noise.
-  """
+  """Fills the last batch with copies of its prompts; by its own request number
+  each draws different noise."""
   if not items:
     return []
   full = (len(items) - 1) // rows * rows
@@ -216,7 +212,7 @@ def middle(arms: Sequence[Arm], plan: Plan, most: int) -> Group:
 def answers(
   groups: Sequence[Group], outputs: Sequence[decode.Output]
 ) -> records.Answers:
-  """Cuts the answer to every prompt out of the outputs."""
+  """Cuts every prompt's answer out of the outputs."""
   out = {}
   for g, (group, output) in enumerate(zip(groups, outputs, strict=True)):
     for row, item in enumerate(group.items):
@@ -228,7 +224,7 @@ def answers(
 
 
 def cut(plan: Plan, batches: int, repeats: int) -> Plan:
-  """Cuts the plan to so many batches of test prompts, each so often."""
+  """Keeps so many batches of test prompts, and so many repeats."""
   bench = dataclasses.replace(plan.bench, repeats=repeats)
   test = plan.test[: batches * bench.batch_size]
   return plan._replace(test=test, bench=bench)
@@ -264,7 +260,7 @@ def setting(arms: Sequence[Arm], plan: Plan) -> records.Setting:
 
 
 def _own_bytes(engine: build.Engine) -> int:
-  """Counts bytes of the drafter's weights, without the target's."""
+  """Counts bytes that the drafter's weights add to the target's."""
   # A head reduced to some ids is held beside the full one.
   whole = engine.draft.params if engine.draft else ()
   # Before costs are known, only the parts of adaptive have weights.

@@ -1,9 +1,9 @@
 """Predicts improvements from calibrated costs and measured acceptance.
 
-Once from the calibration prompts, before the test prompts run; afterwards from
-the test prompts, which separates errors of cost from errors of acceptance.
-Alpha is teacher-forced: models read the text that plain decoding emitted, so it
-does not depend on gamma, the rule or the draws of a run.
+First from the calibration prompts, before the test prompts run; then from the
+test prompts, which separates errors of cost from errors of acceptance. Alpha is
+teacher-forced: models read plain decoding's text, which does not depend on
+gamma, the rule or a run's draws.
 """
 
 import functools
@@ -38,7 +38,7 @@ Array = jax.Array
 def under(
   rule: types.Rule, p_BTV: Array, q_BTV: Array, scores: types.Scores
 ) -> tuple[Array, Array]:
-  """Computes (alpha_BT, distance_BT) of a rule at every token.
+  """Computes a rule's (alpha_BT, distance_BT) at every token.
 
   alpha: sum_x of types.Rule.kept, min(p(x), q(x)) if that is None.
   distance: total variation between p and types.Rule.emitted; 0 if None.
@@ -59,13 +59,11 @@ def overlap(
   loop: decode.Loop,
   q: types.Model | types.Drafter | None = None,
 ) -> Sequence[Array]:
-  """[alpha_BL, distance_BL] of `under` along a text; garbage outside it.
+  """Computes `under` along a text: [alpha_BL, distance_BL], garbage outside it.
+  At every token q is that of a window's first draft.
 
-  q is that of the first draft of a window at every token.
-
-  Args:
-    request: the prompts with the text after them; limit_B is where it ends.
-    q: as in drafters.method.Method. A model reads the text as the target does.
+  request: the prompts with the text after them; limit_B is where it ends.
+  q: as in drafters.method.Method. A model reads the text as the target does.
   """
   target, sampling = (loop.target, weights.target), request.sampling
   text = request.tokens_BL, request.lengths_B, request.limit_B
@@ -91,12 +89,10 @@ def overlap(
 def alphas(
   arms: Sequence[plan_lib.Arm], groups, plain: Sequence[decode.Output]
 ) -> dict[str, records.Alpha]:
-  """Measures Alpha of every arm but the first, on plain decoding's text.
+  """Measures Alpha on plain decoding's text, for every arm but the first.
 
-  Arms of one engine share theirs. One around others has none: which of them
-  proposes at a place depends on what was accepted before.
-
-  plain: plain decoding's outputs, one for each group.
+  Arms with one engine share it. One around others has none: which of them
+  proposes depends on what was accepted before. plain: one output a group.
   """
   texts = list(zip(groups, plain, strict=True))
   found = {}
@@ -118,7 +114,7 @@ def alphas(
 
 
 def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
-  """(alpha_X, distance_X) of the tokens that plain decoding emitted."""
+  """Returns (alpha_X, distance_X) at the tokens that plain decoding emitted."""
   engine, index_BL = arm.engine, np.indices(plain.tokens_BL.shape)[1]
   begin_B = np.array([len(x.tokens) for x in group.items])
   text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
@@ -136,11 +132,11 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
 
 
 class Counts(NamedTuple):
-  """What a method did on each batch G, and plain decoding beside it.
+  """What a method and plain decoding did on each batch G.
 
-  emitted_G, plain_G: tokens. windows_G, steps_G: passes of the target.
-  widths_GN: windows by the number of drafts that they had room for. second_GN:
-  those of them for which the second of two drafters drafted.
+  emitted_G, plain_G: tokens. windows_G, steps_G: the target's passes.
+  widths_GN: windows by the number of drafts that they had room for.
+  second_GN: those for which the second of two drafters drafted.
   """
 
   emitted_G: np.ndarray
@@ -154,10 +150,7 @@ class Counts(NamedTuple):
 def counted(
   outputs: Sequence[decode.Output], plain: Sequence[decode.Output] | None
 ) -> Counts:
-  """Counts a method's outputs, one for each batch.
-
-  plain: plain decoding's; None: its windows emit one token.
-  """
+  """Counts outputs by batch; plain=None: plain windows emit one token."""
   widths, second = zip(*(metrics.windows(x.info) for x in outputs), strict=True)
   emitted = [metrics.emitted(x.info) for x in outputs]
   windows = [max(x.sum(), 1) for x in widths]
@@ -167,20 +160,20 @@ def counted(
 
 
 def gain(arm: plan_lib.Arm, calibration, found: Counts, times_SG):
-  """Returns [S]: improvement by the cost model, each batch so many times."""
+  """Returns improvements [S] by the cost model, each batch so many times."""
   cost_S = window_cost(arm, calibration, *_shares(found, times_SG))
   return _tokens(found, times_SG) / cost_S
 
 
 def _tokens(found: Counts, times_SG):
-  """Returns [S]: tokens of a window over those of a plain one."""
+  """Returns [S]: a window's tokens over a plain window's."""
   total = lambda x_G: times_SG @ x_G
   own = total(found.emitted_G) / total(found.windows_G)
   return own * total(found.steps_G) / total(found.plain_G)
 
 
 def _shares(found: Counts, times_SG):
-  """Returns ([S, N], [S, N]): windows of each room, as shares of all."""
+  """Returns ([S, N], [S, N]): shares of windows, by room."""
   every = (times_SG @ found.windows_G)[..., None]
   return tuple(times_SG @ x / every for x in (found.widths_GN, found.second_GN))
 
@@ -191,10 +184,8 @@ def window_cost(
   widths_SN,
   second_SN,
 ):
-  """Returns the mean cost of a window of the arm, in plain steps.
-
-  widths_SN, second_SN: shares of windows, as Counts has them.
-  """
+  """Returns what the arm's mean window costs, in plain steps; widths_SN,
+  second_SN: shares of windows, as Counts has them."""
   engine = arm.engine
   # Early exit has already run part of the verify pass.
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
@@ -214,10 +205,8 @@ def window_cost(
 
 
 def _drafting(calibration, drafter: types.Drafter, room_N) -> np.ndarray:
-  """Returns costs of drafting windows with so much room.
-
-  Of the likeliest nodes all are drafted before it is known how many pay.
-  """
+  """Returns what drafting costs, by a window's room; all likeliest nodes are
+  drafted before it is known how many pay."""
   timed = calibration.propose[drafter.name]
   if branch.is_ranked(drafter):
     room_N = np.where(room_N > 0, drafter.gamma, 0)
@@ -237,11 +226,11 @@ def interval(
   found: Counts,
   batches: int,
 ) -> intervals.Interval:
-  """Returns the 90 % interval of an improvement on so many other batches.
+  """Returns an improvement's 90 % interval on so many other batches.
 
-  By how much its logarithm differs without each of the batches seen (a
-  jackknife), between repeats of the calibration, and from one run to the next,
-  which those do not tell. On none: the least and the most by the repeats.
+  Adds how its logarithm varies without each batch seen (a jackknife), between
+  repeats of the calibration, and between runs, which neither shows. batches=0:
+  the least and the most by the repeats.
   """
   count = len(found.windows_G)
   every_G, less_GG = np.ones(count), 1 - np.eye(count)
@@ -281,15 +270,14 @@ def improvement(
 
 
 def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
-  """Estimates the improvement of an arm's windows and of smaller ones.
+  """Estimates the improvement by an arm's windows and by smaller ones.
 
-  Of a chain by its gamma: what was accepted beyond a smaller one is cut off. Of
-  a tree by its levels, '4,2', the first of them, each with no more than some
-  number of nodes: they would have accepted what it did, but for what hangs on
-  other nodes. Of the likeliest nodes fewer of them. The arm's own is the last;
-  {} of a tree around others.
+  A chain, by its gamma: cuts off what was accepted beyond a smaller one. A
+  tree, by its levels, '4,2': the first ones, each with at most so many nodes,
+  would have accepted what it did, except what hangs on other nodes. Likeliest
+  nodes: fewer of them. The arm's own is last; {} for a tree around others.
 
-  shares: of windows, as window_cost takes them. value: of the arm's own.
+  shares: as window_cost takes them. value: the arm's own.
   """
   engine, timed, found = arm.engine, calibration_lib.interpolated, {}
   for name, deep, wide, nodes, drafted in _smaller(engine):
@@ -309,10 +297,8 @@ def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
 
 
 def _smaller(engine):
-  """Yields (name, levels, nodes of a level, nodes, nodes drafted) a tree.
-
-  The drafter's own is the last. Of its likeliest nodes no levels are counted.
-  """
+  """Yields a tree's (name, levels, nodes a level, nodes, nodes drafted), the
+  drafter's own last; among likeliest nodes no levels count."""
   levels, gamma = engine.drafter.tree, engine.drafter.gamma
   if engine.parts:
     return
@@ -334,9 +320,9 @@ def improvements(
 ) -> dict[str, records.Prediction]:
   """Predicts every arm from calibrated costs and these outputs.
 
-  outputs: by arm, one for each batch of prompts; none predict nothing. Plain
-  decoding's may be missing at batch size 1, where its windows emit one token.
-  batches: of prompts to predict for; 0 gives no intervals.
+  outputs: by arm, one a batch; none predict nothing. Plain decoding's may be
+    missing at batch size 1, where its windows emit one token.
+  batches: how many to predict for; 0: see `interval`.
   """
   plain = outputs.get(arms[0].name)
   return {
@@ -347,7 +333,7 @@ def improvements(
 
 
 def gains(arms, calibration, outputs) -> dict[str, np.ndarray]:
-  """Returns by arm [G]: the improvement predicted from each batch alone."""
+  """Returns [G] by arm: the improvement predicted from each batch alone."""
   plain = outputs.get(arms[0].name)
   return {
     x.name: gain(x, calibration, counted(mine, plain), np.eye(len(mine)))

@@ -1,8 +1,5 @@
-"""Prompts to measure with: a JSONL reader, a built-in set, Python's manual.
-
-A prompt is text turns, messages or token ids; tokenizer and chat template come
-later.
-"""
+"""Reads prompts to measure with: JSONL, a built-in set, Python's manual; not
+yet tokenised or put through a chat template."""
 
 import dataclasses
 import hashlib
@@ -28,15 +25,13 @@ _KEYS = ('id', 'question_id', 'category', *_CONTENT, 'reference')
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-  """A user's question; it has one of turns, tokens and messages.
+  """A user's question: one of turns, tokens and messages.
 
   id: unique in its file.
-  category: None if there is none.
   turns: the user's texts, each after the answer to the one before.
-  tokens: token ids.
-  messages: a conversation, of dicts with 'role' and 'content'.
-  own: settings that the line has for itself, by name, not checked here.
-  listed: given as {"turns"}, even if of one turn; the answer is then a list.
+  messages: a conversation, dicts with 'role' and 'content'.
+  own: the line's own settings, by name, not checked here.
+  listed: given as {"turns"}, even with one turn; the answer is then a list.
   """
 
   id: str
@@ -49,23 +44,21 @@ class Prompt:
 
   @property
   def given(self) -> Any:
-    """What comes before the first answer, as requests.item takes it."""
+    """Returns what precedes the first answer, as requests.item takes it."""
     if self.tokens is not None:
       return self.tokens
     return self.messages or self.turns[0]
 
 
 def read(path: str | os.PathLike, own: Sequence[str] = ()) -> list[Prompt]:
-  """Reads the prompts of a JSONL file, in its order; checks all first.
+  """Reads a JSONL file's prompts, in its order; checks all first.
 
   A line is {"prompt": text}, {"turns": [text, ...]}, {"tokens": [id, ...]} or
-  {"messages": [{"role": text, "content": text}, ...]}, with an optional "id"
-  (or "question_id": a text or an integer) and "category". Without an id, the
-  prompt's index from 0 is the id.
+  {"messages": [{"role": text, "content": text}, ...]}, with an optional
+  "category" and "id" (or "question_id": a text or an integer). The id is by
+  default the prompt's index from 0.
 
-  Args:
-    path: of the file.
-    own: names of settings that a line may have beside these.
+  own: names of settings that a line may have beside these.
 
   Raises:
     ValueError: a malformed line, 'path:line: ...', or a file without prompts.
@@ -89,15 +82,13 @@ def read(path: str | os.PathLike, own: Sequence[str] = ()) -> list[Prompt]:
 
 
 def builtin() -> list[Prompt]:
-  """Reads the built-in prompts, equally many of each category."""
+  """Reads the built-in prompts, equally many in each category."""
   return read(_BUILTIN)
 
 
 def manual() -> list[Prompt]:
-  """Reads paragraphs of Python's manual, which differs between its versions.
-
-  Those of 80 characters or more, cut at 1,000, shuffled.
-  """
+  """Reads Python's manual, which differs between versions: its paragraphs over
+  80 characters, cut at 1,000, shuffled."""
   try:
     from pydoc_data import topics  # half a megabyte, and not in every Python
   except ImportError as error:
@@ -116,17 +107,14 @@ def chosen(path: str) -> list[Prompt]:
 
 
 def first_of_each(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-  """Keeps the first `count` prompts of each category, in their order."""
+  """Keeps each category's first `count` prompts, in their order."""
   first = {p.id for group in by_category(prompts) for p in group[:count]}
   return [prompt for prompt in prompts if prompt.id in first]
 
 
 def halves(prompts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-  """Returns two disjoint halves with the same categories.
-
-  Alternates along the prompts sorted by category, so that the halves differ by
-  at most one prompt in each category and in all.
-  """
+  """Returns two disjoint halves, which differ by at most one prompt in each
+  category and in all; alternates along prompts sorted by category."""
   grouped = [prompt for group in by_category(prompts) for prompt in group]
   return grouped[::2], grouped[1::2]
 
@@ -134,8 +122,8 @@ def halves(prompts: Sequence[Any]) -> tuple[list[Any], list[Any]]:
 def request_number(id: str) -> int:
   """Returns an integer in [0, 2**31), which keys randomness, from an id.
 
-  A decimal integer is used as it is; other ids, '007' and '-7' among them, give
-  the first 31 bits of their SHA-256. The same in every process and file.
+  Uses a decimal integer as it is; any other id, such as '007' or '-7', gives
+  the first 31 bits of its SHA-256: the same in every process and file.
   """
   if re.fullmatch('0|[1-9][0-9]{0,9}', id) and int(id) < 2**31:
     return int(id)
@@ -144,7 +132,7 @@ def request_number(id: str) -> int:
 
 
 def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
-  """Splits what has a category, such as prompts, into a list for each."""
+  """Splits prompts, or what else has a category, into a list for each."""
   groups = {}
   for prompt in prompts:
     groups.setdefault(prompt.category, []).append(prompt)
@@ -152,7 +140,7 @@ def by_category(prompts: Sequence[Any]) -> list[list[Any]]:
 
 
 def _parse(row: dict[str, Any], index: str, own: Sequence[str]) -> Prompt:
-  """Reads the prompt of one line; its id is the index if the line has none."""
+  """Reads one line's prompt; a line without an id gets its index."""
   allowed = *_KEYS, *own
   unknown = [key for key in row if key not in allowed]
   if unknown:

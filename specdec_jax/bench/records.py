@@ -1,7 +1,5 @@
-"""The records of a benchmark and of an audit, as their documents hold them.
-
-Properties are what tables show of a record: documents leave them out.
-"""
+"""Defines the records that the documents of a benchmark and an audit hold;
+tables show their properties, which documents leave out."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,13 +20,13 @@ Promised = Literal['tokens', 'distribution', 'nothing']
 class Setting(NamedTuple):
   """Models, sampling and sizes of a run.
 
-  draft: draft model of the first method that has one.
-  weights: bytes of the target's weights, and of each drafter's own.
+  draft: from the first method that has a draft model.
+  weights: bytes, the target's and each drafter's own.
   buffer: token slots of a row.
   judged_prompts, other_prompts: test prompts, calibration prompts.
-  not_judged: categories whose prompts are all calibration prompts.
-  codes: how the target's matrices are quantised; '' is not at all.
-  categories: of test prompts.
+  not_judged: categories with calibration prompts alone.
+  codes: how the target's matrices are quantised; '': not at all.
+  categories: how many the test prompts have.
   """
 
   target: str
@@ -52,11 +50,11 @@ class Setting(NamedTuple):
 class Ceiling(NamedTuple):
   """Memory bandwidth, and the speed that it allows.
 
-  gb_s: by dtype, see timing.bandwidth; before anything else ran.
-  tok_s: upper bound on plain decoding, from the bytes that it reads at the
-    sustained bandwidth; once the test prompts have run, at `between`.
-  between: GB/s of the fastest of some reads in a row between two test prompts,
-    the median.
+  gb_s: by dtype, see timing.bandwidth; measured before anything else ran.
+  tok_s: bounds plain decoding: the bytes that it reads at the sustained
+    bandwidth; once the test prompts have run, at `between`.
+  between: GB/s, a median; each is the fastest of some reads in a row between
+    two test prompts.
   """
 
   gb_s: dict[str, dict[str, float]]
@@ -64,7 +62,7 @@ class Ceiling(NamedTuple):
   between: float | None = None
 
   def beside(self, dtype: str, gb_s: Sequence[float]) -> 'Ceiling':
-    """Returns the ceiling by reads of this dtype while the prompts were run."""
+    """Returns the ceiling by reads in this dtype while the prompts ran."""
     between = statistics.median(gb_s)
     tok_s = self.tok_s * between / self.gb_s[dtype]['sustained']
     return self._replace(tok_s=tok_s, between=between)
@@ -74,9 +72,9 @@ class Ceiling(NamedTuple):
 
 
 class Alpha(NamedTuple):
-  """Acceptance of a drafter, teacher-forced; means over positions of a text.
+  """Acceptance of a drafter, teacher-forced; means over a text's positions.
 
-  None is not known: of a lossy rule that does not say what it keeps or emits.
+  None: unknown, as a lossy rule need not say what it keeps or emits.
 
   alpha: sum_x of types.Rule.kept; 0 where nothing is proposed.
   total_variation: between p and the distribution that the rule emits.
@@ -87,7 +85,7 @@ class Alpha(NamedTuple):
 
   @property
   def away(self) -> str:
-    """The total variation in a sentence or a cell."""
+    """Writes the total variation for a sentence or a cell."""
     x = self.total_variation
     return 'unknown' if x is None else f'{x:.2g}'
 
@@ -95,13 +93,13 @@ class Alpha(NamedTuple):
 class Prediction(NamedTuple):
   """Improvement over plain decoding by the cost model.
 
-  tokens: emitted by a window, over those of a plain window of the batch.
+  tokens: a window's, over those of a plain window in the batch.
   window_cost: in plain steps.
   improvement: tokens / window_cost.
-  low, high: its 90 % interval for other prompts; None if not known. Of what
-    these prompts explain, the least and the most by repeats of the calibration.
-  by_size: improvement of this window and, estimated, of smaller ones, by the
-    gamma of a chain, the nodes of a tree's levels, or 'best:N'.
+  low, high: 90 % interval for other prompts, None if unknown; where these
+    prompts are explained, the least and the most by the calibration's repeats.
+  by_size: improvement of this window and, estimated, smaller ones, by a chain's
+    gamma, the nodes of a tree's levels, or 'best:N'.
   """
 
   tokens: float
@@ -116,10 +114,7 @@ class Prediction(NamedTuple):
 
 
 class Answer(NamedTuple):
-  """A prompt and the tokens that a method emitted after it.
-
-  broken: it ended because the target's logits were not finite.
-  """
+  """A prompt and its answer; broken: ended by logits that are not finite."""
 
   item: requests.Item
   tokens: Sequence[int]
@@ -139,10 +134,9 @@ class Finding(NamedTuple):
   noise: largest difference of a logit between passes of width 1 and gamma + 1,
     at any offset of a window, and between equal rows of a batch; at least one
     rounding of the largest logit.
-  rounding: largest change of a logit, in a pass of width 1, where each weight
-    moves by up to one rounding; at least one rounding of the largest logit.
+  rounding: largest change of a logit at width 1 where each weight moves by up
+    to one rounding; at least as above.
   reason: why it is a bug.
-  id: the prompt's.
   """
 
   verdict: Literal['identical', 'tie', 'BUG']
@@ -157,12 +151,12 @@ class Finding(NamedTuple):
 
 
 class Audit(NamedTuple):
-  """The texts of a method against plain decoding's.
+  """A method's texts against plain decoding's.
 
   promised: unless it is 'tokens', nothing is compared.
   requests: number of texts.
-  compared: by text, tokens compared: up to and with the first that differs.
-  findings: of the texts that are not identical.
+  compared: tokens by text, the first that differs included.
+  findings: for the texts that are not identical.
   """
 
   promised: Promised
@@ -201,7 +195,7 @@ def together(audits: Iterable[Audit | None]) -> Audit | None:
 
 
 class Failure(NamedTuple):
-  """A request that ended on logits that are not finite, after `tokens`."""
+  """A request that ended after `tokens`, on logits that are not finite."""
 
   method: str
   id: str
@@ -212,14 +206,13 @@ class Failure(NamedTuple):
 
 
 class Row(NamedTuple):
-  """A method on some prompts; None is what was not measured of them.
+  """A method on some prompts; None was not measured.
 
   name, drafter, gamma: as in plan.Arm.
-  counts: see metrics.
-  category, prompts: of the prompts, and how many; '' and None: all.
+  category, prompts: the prompts' category and number; '' and None: all.
   tok_s: tokens per second of decoding.
-  improvement: the same over plain decoding's; see timing.improvements.
-  whole: the same of whole requests, the prefill of both models included.
+  improvement: tok_s over plain decoding's; see timing.improvements.
+  whole: the same for whole requests, with both models' prefill.
   time_to_first_token: seconds, a median.
   alpha: teacher-forced on plain decoding's text; None as in predict.alphas.
   predicted: from the calibration prompts, before these ran.
@@ -247,11 +240,11 @@ class Row(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """All methods in a full pool; all intervals of all sizes hold at once.
+  """All methods in a full pool; the intervals of all sizes hold at once.
 
   batch_size: rows of the pool.
-  rows: speed and improvement with the prompts that are read meanwhile, over
-    sets of prompts; counts and audit of the requests that ended.
+  rows: speed and improvement by sets of prompts, with the prompts that are read
+    meanwhile; counts and audit cover the requests that ended.
   """
 
   batch_size: int
@@ -260,13 +253,13 @@ class Batch(NamedTuple):
 
 
 class Document(NamedTuple):
-  """All results of a benchmark; where a request failed, up to that point.
+  """All that a benchmark found; where a request failed, up to that point.
 
   costs: what adaptive chose by; given as adaptive.costs it chooses the same.
   predicted: by method. measured: seconds that the test prompts took.
-  left_out: methods that were not run, for they could not win; and why.
-  categories: rows of one category each; all their intervals hold at once.
-  distance: of the target, from a reference that was asked for.
+  left_out: methods not run, as they could not win, and why.
+  categories: rows by category; all their intervals hold at once.
+  distance: the target's, from a reference that was asked for.
   """
 
   machine: dict[str, Any]
@@ -291,9 +284,8 @@ class Document(NamedTuple):
 class Total(NamedTuple):
   """Counts over all methods.
 
-  texts, tokens: how many were compared.
+  texts, tokens: compared. identical, ties, bugs: texts, by verdict.
   positions: distinct ones among the tokens; methods repeat each other's.
-  identical, ties, bugs: texts, by verdict.
   bugs_at_most: upper 95 % bound on bugs per 1,000 positions, exact
     (Clopper-Pearson) if positions are independent.
   """

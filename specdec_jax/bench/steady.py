@@ -1,8 +1,6 @@
-"""Speed of pools whose rows all have requests for as long as the clock runs.
-
-It runs from when every row has one until nothing waits for a row: meanwhile as
-many prompts are read as answers end.
-"""
+"""Measures pools while all rows have requests: the clock runs from when every
+row has one until nothing waits for a row, and meanwhile as many prompts are
+read as answers end."""
 
 import collections
 from collections.abc import Sequence
@@ -20,8 +18,8 @@ _TURNS = 2  # answers of a row, at least, that end while the clock runs
 def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
   """Deals test prompts to sets, each for all rows and _TURNS times more.
 
-  What is missing are copies, which draw their own noise. There are as many sets
-  as do without, and intervals.FEWEST, or one of each prompt, at least.
+  Copies, which draw their own noise, fill them up. There are as many sets as
+  need none, and at least intervals.FEWEST or, with few prompts, one for each.
   """
   items, rows = plan.test, plan.bench.batch_size
   count = max(len(items) // (_TURNS * rows), min(intervals.FEWEST, len(items)))
@@ -33,10 +31,8 @@ def queues(plan: plan_lib.Plan) -> list[list[requests.Item]]:
 def measure(
   arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, clock: budget.Clock
 ) -> dict[str, timing.Runs]:
-  """Runs every arm on as many queues as the clock allows.
-
-  The arms take turns. answers, outputs of Runs: of the requests that ended.
-  """
+  """Runs every arm, in turns, on as many queues as the clock allows; Runs has
+  answers and outputs for the requests that ended."""
   rows, ends = plan.bench.batch_size, arms[0].engine.target.tokenizer.eos_ids
   sizes = dict(length=plan.buffer, sources=plan.sources, stops=len(ends))
   engines = {id(x.engine): x.engine for x in arms}
@@ -75,10 +71,8 @@ def measure(
 
 
 def timed(held: pool.Pool, queue) -> tuple[int, float, dict]:
-  """Returns tokens, seconds, and what ended meanwhile by index.
-
-  queue: (prompt, what is asked of it), more than rows; the last are cancelled.
-  """
+  """Returns tokens, seconds, and what ended meanwhile by index; queue has more
+  (prompt, what is asked) than rows, and the last are cancelled."""
   waiting = collections.deque((i, *pair) for i, pair in enumerate(queue))
   held.refill(waiting)
   held.news()  # returns when the prompts are read

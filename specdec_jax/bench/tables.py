@@ -1,8 +1,5 @@
-"""Prints the results of a benchmark as tables and lines.
-
-Computes no metrics. Lossy methods show their distance from the target, a total
-variation, beside every number.
-"""
+"""Prints a benchmark's results as tables and lines; computes no metrics. Lossy
+methods show their total variation from the target beside every number."""
 
 import pathlib
 import re
@@ -32,8 +29,8 @@ Console = rich.console.Console
 def columns(text: str) -> list[Column]:
   """Reads columns from a text such as 'draft, T=temperature:g, gain:.2fx'.
 
-  Each has a head, if that is not the path, then the path of its value, such as
-  quality.0, then the format of the number, or of the numbers of an interval.
+  Each has a head, if that is not the path, then the path to its value, such as
+  quality.0, then a format for the number, or an interval's numbers.
   """
   out: list[Column] = []
   for column in text.split(', '):
@@ -55,7 +52,7 @@ def at(x: Any, path: str) -> Any:
 
 
 def show(x: Any, form: str | Callable[[Any], str] = '{:.2f}') -> str:
-  """Writes a value, or an interval as its JSON is read; '-' for None."""
+  """Writes a value or an interval, also one read from JSON; '-' for None."""
   if x is None:
     return '-'
   if callable(form):
@@ -76,7 +73,7 @@ def interval(
 
 
 def ends(x: Any, form: str = '{:.2f}', to: str = '-') -> str:
-  """Writes '1.20-1.50' of what has low and high, '' if they are not known."""
+  """Writes '1.20-1.50' from low and high, '' if they are not known."""
   return '' if x.low is None else form.format(x.low) + to + form.format(x.high)
 
 
@@ -99,12 +96,12 @@ def table(
 
 
 def markdown(rows: Iterable[Any], columns: Sequence[Column]) -> list[str]:
-  """Returns the lines of a table in Markdown."""
+  """Returns a table's lines in Markdown."""
   return grid([head for head, *_ in columns], [cells(x, columns) for x in rows])
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-  """Returns the lines of a table in Markdown, of cells that are written."""
+  """Returns a Markdown table's lines from written cells."""
   every = [head, ['---'] * len(head), *rows]
   return ['| ' + ' | '.join(map(str, row)) + ' |' for row in every]
 
@@ -114,7 +111,7 @@ def cells(row: Any, columns: Sequence[Column]) -> list[str]:
 
 
 def line(console: Console, name: str, text: str) -> None:
-  """Prints a text behind a bold word, or below that of the line before."""
+  """Prints a text after a bold word, or for '' below the text before."""
   console.print(f'[bold]{name:9}[/bold]{text}')
 
 
@@ -124,8 +121,7 @@ def close(
   console: Console,
   path: pathlib.Path | None = None,
 ) -> None:
-  """Prints the verdict and the document (printing.result), which it also writes
-  to a path."""
+  """Prints verdict and document (printing.result); path: gets the document."""
   console.print('\n[bold]Verdict[/bold]')
   for sentence in sentences:
     indent = ' ' * (2 + len(sentence) - len(sentence.lstrip()))
@@ -149,7 +145,7 @@ def close(
 
 
 def start(about, found: records.Ceiling, s: records.Setting, console) -> None:
-  """Prints machine.describe, the ceiling and the setting of a benchmark."""
+  """Prints machine.describe, the ceiling and the setting."""
   machine(about, console)
   for dtype, gb_s in found.gb_s.items():
     parts = [f'{k} {v:.1f}' for k, v in gb_s.items()][:-2]
@@ -195,7 +191,7 @@ def setting(s: records.Setting, console: Console) -> None:
 
 
 def calibration(found: calibration_lib.Calibration, tok_s: float, console):
-  """Prints the times of the parts. tok_s: the ceiling of plain decoding."""
+  """Prints how long the parts take. tok_s: plain decoding's ceiling."""
   widths = ', '.join(
     f'v({n}) = {v:.2f}' for n, v in sorted(found.verify.items())
   )
@@ -211,10 +207,8 @@ def calibration(found: calibration_lib.Calibration, tok_s: float, console):
 
 
 def plan(s: records.Setting, clock, width: float | None, console) -> None:
-  """Prints what was chosen to fit the time.
-
-  s: as planned. width: half of an interval to expect, as a share.
-  """
+  """Prints what was chosen to fit the time. width: half an interval to expect,
+  as a share."""
   time = ''
   if clock.limited:
     gone, all = map(printing.time_text, (program.elapsed(), clock.seconds))
@@ -237,7 +231,7 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
 
 
 def predicted(found: Mapping[str, records.Prediction], s, console) -> None:
-  """Prints what is predicted of every method, in a records.Setting."""
+  """Prints every method's prediction. s: a records.Setting."""
   if not found:
     what = f'{-(-s.other_prompts // s.batch_size)} '
     what += 'batches of ' * (s.batch_size > 1) + 'calibration prompts'
@@ -248,7 +242,7 @@ def predicted(found: Mapping[str, records.Prediction], s, console) -> None:
 
 
 def gain_cell(x: intervals.Interval) -> str:
-  """Writes the improvement of a method in its colour; '1' of plain decoding."""
+  """Writes an improvement in its colour; '1' for plain decoding."""
   colour = {'win': 'green', 'loss': 'red'}.get(x.outcome, 'default')
   return '1' if x.low == x.high == 1 else f'[{colour}]{interval(x, to="-")}[/]'
 
@@ -341,10 +335,8 @@ def crossover(doc: records.Document, console: Console) -> None:
 def identity(
   audits: Sequence[records.Audit | None], distance: str = '', failed: int = 0
 ) -> str:
-  """Writes '3 of 28: 3 tie', 'same distribution' or 'LOSSY, TV 0.1'.
-
-  audits: of one rule; None among them is plain decoding's.
-  """
+  """Writes '3 of 28: 3 tie', 'same distribution' or 'LOSSY, TV 0.1', under one
+  rule; None among audits is plain decoding's."""
   x, parts = records.together(audits), []
   if x and x.promised == 'distribution':
     parts = ['same distribution']
@@ -361,7 +353,7 @@ def _painted(cell: str) -> str:
 
 
 def _lossy(doc: records.Document) -> dict[str, str]:
-  """Returns the distance of each method if the rule is lossy, else {}."""
+  """Returns each method's distance if the rule is lossy, else {}."""
   if doc.setting.lossless:
     return {}
   return {r.name: r.alpha.away if r.alpha else '-' for r in doc.rows}

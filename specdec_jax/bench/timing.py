@@ -1,10 +1,9 @@
-"""Clocks of full generations, improvements made of them, and their ceiling.
+"""Times full generations, compares their speeds, and measures the ceiling.
 
 A prefill is one executable call, and all windows after it are another. A block
-is one batch of prompts in one repeat: all arms run in turn, so that drift of
-the machine cancels. One step of plain decoding reads every weight once, so
-weight bytes over bandwidth bound its time from below. Bandwidth is measured,
-not taken from a data sheet.
+is one batch in one repeat: all arms run in turn, so that the machine's drift
+cancels. A plain step reads every weight once, so weight bytes over bandwidth
+bound its time from below. Bandwidth is measured, not from a data sheet.
 """
 
 import collections
@@ -37,13 +36,13 @@ _READS = 6
 
 
 class Runs(NamedTuple):
-  """Runs of an arm on batches G of prompts.
+  """An arm's runs on batches G of prompts.
 
-  answers, outputs: runs of one batch emit the same.
+  answers, outputs: equal in all runs of a batch.
   tokens_G: emitted. prompts_G: different ones; no two batches share one.
-  kind_G: the category of each; '' is none, or of a batch of several prompts.
+  kind_G: category; '' for none, and for a batch with several prompts.
   decoding_RG: seconds of all windows; NaN where not run.
-  prefill_RG: seconds before them; arms of one engine share theirs.
+  prefill_RG: seconds before them; arms with one engine share theirs.
   """
 
   answers: records.Answers
@@ -56,7 +55,7 @@ class Runs(NamedTuple):
 
   @property
   def decoding_G(self) -> np.ndarray:
-    """Seconds of decoding, the mean of its repeats."""
+    """Averages seconds of decoding over repeats."""
     return np.nanmean(self.decoding_RG, 0)
 
   @property
@@ -72,7 +71,7 @@ class Runs(NamedTuple):
 
 
 def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
-  """Compiles start and finish of every arm for the request's shapes."""
+  """Compiles every arm's start and finish for the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   done = {}
   for key, engine in printing.track(engines.items(), 'compiling'):
@@ -89,10 +88,8 @@ def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
 
 
 def first_step(arms, group: plan_lib.Group, tok_s: float, check):
-  """Compiles plain decoding and guesses all others: (programs, Speed).
-
-  tok_s: of the ceiling. check(Speed): refuses once too little time is left.
-  """
+  """Compiles plain decoding and guesses all others: (programs, Speed). tok_s:
+  the ceiling's. check(Speed): refuses once too little time is left."""
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(not engine.parts for engine in engines)
   guess = {arm.name: 1.5 for arm in arms[1:]}
@@ -109,7 +106,7 @@ def first_step(arms, group: plan_lib.Group, tok_s: float, check):
 
 
 class Ran(NamedTuple):
-  """One arm on one batch: seconds of its parts, and its output on the host."""
+  """One arm on one batch: seconds by part, and its output on the host."""
 
   prefill: float
   decoding: float
@@ -121,11 +118,8 @@ def turn(
   programs: Mapping[str, decode.Programs],
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
-  """Runs every arm on one batch, in this order.
-
-  Arms of one engine differ in the cap of their windows, which no prefill reads:
-  they go on from copies of what one left.
-  """
+  """Runs every arm on one batch, in this order. Arms with one engine differ in
+  their windows' cap, which no prefill reads: they copy one prefill's result."""
   left = collections.Counter(id(arm.engine) for arm in arms)
   begun, out = {}, {}
   for arm in arms:
@@ -150,10 +144,8 @@ def measure(
   programs: Mapping[str, decode.Programs],
   blocks: Iterable[tuple[int, int]],
 ) -> dict[str, Runs]:
-  """Runs every arm block by block, each of which begins with another engine.
-
-  blocks: (repeat, index of the group), in order; they may end early.
-  """
+  """Runs every arm on blocks, (repeat, group index) in order, which may end
+  early; each begins with another engine."""
   none = groups[0]._replace(full=plan_lib.shortened(groups[0].full, 0))
   turn(arms, programs, none)  # The first call of an executable is slower.
   pairs = enumerate(itertools.pairwise(arms), 1)
@@ -183,9 +175,9 @@ def measure(
 
 
 class Measured(NamedTuple):
-  """What arms did on the test prompts of a plan.
+  """What arms did on a plan's test prompts.
 
-  plan: of the prompts and repeats that ran, which took `seconds`.
+  plan: with the prompts and repeats that ran, which took `seconds`.
   runs: by arm. rows: all that is measured of each.
   failed: requests with broken logits; then no row is valid.
   """
@@ -206,15 +198,11 @@ def measured(
   *,
   level: float = 0.95,
 ) -> Measured:
-  """Runs the test prompts of a plan, compares the texts and sums up.
+  """Runs a plan's test prompts, one or more, compares the texts and sums up;
+  arms[0] decodes plainly.
 
-  Args:
-    arms: plain decoding first.
-    plan: at least one test prompt.
-    programs: of all arms, if they are compiled already.
-    blocks: as in `measure`; all of the plan if None.
-    calibration: explains the rows, if given.
-    level: how often all intervals of decoding hold.
+  programs: all arms', if they are compiled already.
+  blocks: as in `measure`; all if None. calibration, level: as in `rows`.
   """
   groups = plan_lib.groups(arms, plan, plan.test)
   programs = programs or compile_arms(arms, groups[0].full)
@@ -248,10 +236,8 @@ def rows(
   calibration: calibration_lib.Calibration | None = None,
   level: float = 0.95,
 ) -> list[records.Row]:
-  """Sums up speed and counts of every arm.
-
-  calibration: explains them, if given. level: how often all intervals hold.
-  """
+  """Sums up every arm's speed and counts; a calibration also explains them.
+  level: how often all intervals hold."""
   improvement, explained = improvements(runs, level=level), {}
   if calibration:
     outputs = {name: x.outputs for name, x in runs.items()}
@@ -277,14 +263,14 @@ def tok_s(runs: Runs) -> float:
 def improvements(
   runs: Mapping[str, Runs], *, whole: bool = False, level: float = 0.95
 ) -> dict[str, intervals.Interval]:
-  """Returns by arm its speed over the first one's; intervals hold all at once.
+  """Returns speeds by arm over the first one's; intervals hold all at once.
 
-  Fewer than intervals.FEWEST prompts, or one batch, give no intervals: prompts
-  are the sample, and repeats of one batch do not tell how others would do.
-  Categories are, where there are so many: prompts of one are alike.
+  Fewer than intervals.FEWEST prompts, or one batch, give none: prompts are the
+  sample, as repeats do not tell how others would do. Where there are so many
+  categories they are the sample: prompts in one are alike.
 
-  runs: of the same batches. whole: of requests with the prefill of target and
-  draft; else of decoding alone. level: how often all intervals hold.
+  runs: on the same batches. whole: with both models' prefill, else decoding
+    alone. level: how often all intervals hold.
   """
   plain, *names = runs
   unit_GU = intervals.units(runs[plain].kind_G)
@@ -301,7 +287,7 @@ def improvements(
 
 
 def first_token(runs: Runs) -> float:
-  """Returns seconds of the prefill and a mean window, a median of batches."""
+  """Returns seconds of prefill and a mean window, the batches' median."""
   calls_G = [max(x.info.calls_B.max(), 1) for x in runs.outputs]
   return float(np.median(runs.prefill_G + runs.decoding_G / calls_G))
 
@@ -310,7 +296,7 @@ def first_token(runs: Runs) -> float:
 
 
 def ceiling(arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan):
-  """Measures the Ceiling of plain decoding, and returns the read to repeat."""
+  """Measures plain decoding's Ceiling; returns it and the read to repeat."""
   target = arms[0].engine.target
   models = [target, *(a.engine.draft for a in arms if a.engine.draft)]
   devices = 1 if target.layout is None else target.layout.mesh.size
@@ -347,7 +333,7 @@ def reads(
 ) -> dict[str, machine.Read]:
   """Makes programs that read `size` bytes: x_1K @ w_KN, and a sum.
 
-  size: from 32 MB to 256 MB on CPU, else to 1 GB; what is beyond is cut.
+  size: raised to 32 MB; cut to 256 MB on CPU, elsewhere to 1 GB.
   packed: also by the CPU kernels, which read faster than XLA.
   small: arrays that fit into a cache, for a smoke test; no bound.
   """
@@ -371,8 +357,8 @@ def reads(
 
 
 def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
-  """Measures GB/s of a device by program, medians of calls; their largest is
-  'sustained', and the best single call 'best'."""
+  """Measures GB/s by program, medians of calls; 'sustained' is their largest,
+  'best' the best single call."""
   found = {name: machine.repeated(read) for name, read in programs.items()}
   sustained = {name: statistics.median(x) for name, x in found.items()}
   best = max(map(max, found.values()))
@@ -380,10 +366,8 @@ def bandwidth(programs: Mapping[str, machine.Read]) -> dict[str, float]:
 
 
 def reading(blocks: Iterable, read: machine.Read, gb_s: list[float]):
-  """Yields the blocks, and adds the GB/s of the fastest of _READS before each.
-
-  The memory of a shared machine is not as fast a minute later.
-  """
+  """Yields the blocks; before each, adds the fastest of _READS in GB/s, as a
+  shared machine's memory is not as fast a minute later."""
   fastest = lambda: max(read() for _ in range(_READS))
   for block in blocks:
     gb_s.append(hosts.from_first(fastest))

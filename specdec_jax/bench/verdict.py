@@ -1,4 +1,4 @@
-"""The benchmark in plain words: what wins, what loses and why, what to do."""
+"""Says in plain words what wins, what loses and why, and what to change."""
 
 import math
 from collections.abc import Sequence
@@ -93,10 +93,8 @@ def of_distance(x: distance.Distance) -> str:
 
 
 def by_drafter(rows: Sequence[Row]) -> dict[str, list[Row]]:
-  """Groups rows by drafter, the best gamma and the best drafter first.
-
-  The best by these very numbers: its interval has paid for being chosen.
-  """
+  """Groups rows by drafter, the best gamma and drafter first, by these very
+  numbers: the intervals have paid for the choice."""
   out: dict[str, list[Row]] = {}
   for row in sorted(rows, key=lambda x: rank(x.improvement), reverse=True):
     if row.gamma:
@@ -113,7 +111,7 @@ def rank(x: intervals.Interval) -> tuple[int, float]:
 
 
 def failed(doc: records.Document) -> list[records.Failure]:
-  """Returns failures of the main run and, with the batch, of the crossover."""
+  """Lists failures in the main run and, with the batch, in the crossover."""
   return [*doc.failed] + [
     x._replace(method=f'{x.method} at batch {batch.batch_size}')
     for batch in doc.crossover
@@ -122,7 +120,7 @@ def failed(doc: records.Document) -> list[records.Failure]:
 
 
 def _audit(doc: records.Document) -> records.Audit | None:
-  """Joins the audits of all texts; None where none could be compared."""
+  """Joins all audits; None where no texts could be compared."""
   rows = [*doc.rows, *(row for batch in doc.crossover for row in batch.rows)]
   return records.together(row.audit for row in rows)
 
@@ -147,7 +145,7 @@ def failures(found: Sequence[records.Failure]) -> list[str]:
 def audit_sentences(
   t: records.Total, failed: Sequence[records.Failure]
 ) -> list[str]:
-  """Writes sentences about an audit: failures, counts, and their limits."""
+  """Writes an audit's sentences: failures, counts, and their limits."""
   bugs = f'[red]{t.bugs} BUG[/red]' if t.bugs else '0 BUG'
   counts = (
     f'{t.texts} texts, {t.tokens} tokens compared: {t.identical} identical, '
@@ -159,7 +157,7 @@ def audit_sentences(
 
 
 def _of_texts(doc: records.Document) -> str:
-  """Says what the rule promises of the texts, and whether they keep it."""
+  """Says what the rule promises, and whether the texts keep it."""
   audit = _audit(doc)
   assert audit
   if audit.promised == 'nothing':
@@ -190,7 +188,7 @@ def _of_texts(doc: records.Document) -> str:
 
 
 def _about(best: Row, doc: records.Document) -> list[str]:
-  """Says how the best gamma of a drafter did, why, and what was predicted."""
+  """Says how a drafter's best gamma did, why, and what was predicted."""
   x, s, plain = best.improvement, doc.setting, doc.rows[0].tok_s
   assert plain and best.tok_s and x.value and best.explained
   out = [
@@ -213,7 +211,7 @@ def _about(best: Row, doc: records.Document) -> list[str]:
 
 
 def _over_kinds(s: records.Setting) -> bool:
-  """Returns whether categories are the sample, not prompts of them."""
+  """Returns whether categories, not their prompts, are the sample."""
   return s.categories >= intervals.FEWEST and s.batch_size == 1
 
 
@@ -269,7 +267,7 @@ def _by_category(best: Row, categories: Sequence[Row]) -> list[str]:
 
 
 def _why(rows: Sequence[Row]) -> str:
-  """Says why rows lose: tokens of a window against its cost."""
+  """Says why rows lose: a window's tokens against its cost."""
   tokens = [r.counts.block_efficiency or 0.0 for r in rows]
   costs = [r.explained.window_cost for r in rows if r.explained]
   return (

@@ -1,4 +1,4 @@
-"""Programs compiled for TPUs that are not there, from shapes alone."""
+"""Compiles programs for TPUs that are not there, from shapes alone."""
 
 import importlib.util
 import os
@@ -23,11 +23,7 @@ SOURCE = 512
 
 
 def library() -> str:
-  """Returns the path of the TPU compiler.
-
-  Raises:
-    ValueError: it is not installed.
-  """
+  """Returns the TPU compiler's path; raises ValueError if there is none."""
   spec = importlib.util.find_spec('libtpu')
   # scripts/test.sh keeps it off the path, where jax would look for a TPU.
   folders = [f'{sys.prefix}/libtpu/libtpu']
@@ -65,7 +61,7 @@ def knows(topology: str) -> bool:
 
 
 def devices(topology: str) -> list[Any]:
-  """Returns the devices of a topology, to compile for; see library."""
+  """Returns a topology's devices, to compile for; see library."""
   os.environ['TPU_LIBRARY_PATH'] = library()
   os.environ.setdefault('TPU_SKIP_MDS_QUERY', '1')
   # Another process compiling at the same time is no reason to fail.
@@ -86,9 +82,9 @@ def lower(
   rule: types.Rule = reject.RULE,
   levels: tuple[int, ...] = (),
 ):
-  """Lowers generate, greedy or sampled, for the devices of a mesh.
+  """Lowers generate, greedy or sampled, for a mesh's devices.
 
-  made: with the shapes of its parameters; None is the setting's draft model.
+  made: with its parameters' shapes; None is the setting's draft model.
   levels: of the tree that this model drafts; () is a chain of s.gamma.
   """
   p, target_params, layout = side(mesh, s.target, s.weights[0])
@@ -119,14 +115,14 @@ def lower(
 
 
 def placed(x: Any, at: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-  """Returns the shape of an array that lies on devices."""
+  """Returns an array's shape, placed on devices."""
   return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at)
 
 
 def side(
   mesh, c: model_config.LMConfig, kind: str, tensor_parallel: int = 0, **more
 ):
-  """Returns (model, shapes of its parameters, layout)."""
+  """Returns (model, its parameters' shapes, layout)."""
   layout = sharding.lay_out(mesh, c, tensor_parallel=tensor_parallel)
   at = lambda name, s: layout.parameter(name, len(s.shape))
   params = {
@@ -137,10 +133,8 @@ def side(
 
 
 class Compiled(NamedTuple):
-  """A program as the compiler describes it; bytes of one device.
-
-  The compiler's own counts take every loop's body once.
-  """
+  """A program as the compiler describes it; bytes on one device; the compiler's
+  own counts take every loop's body once."""
 
   seconds: float  # to compile
   arguments: float = 0

@@ -1,4 +1,4 @@
-"""The parts of compiled programs, read from their text."""
+"""Reads the parts of compiled programs from their text."""
 
 import collections
 import math
@@ -14,7 +14,7 @@ _GATHERED = 2**20
 
 
 def instructions(text: str) -> Iterator[tuple[str, str, str]]:
-  """Yields (opcode, result shape, line) of every HLO instruction."""
+  """Yields (opcode, result shape, line) for every HLO instruction."""
   for line in text.splitlines():
     found = re.match(r'\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(', line)
     if found:
@@ -22,18 +22,18 @@ def instructions(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def dimensions(shape: str) -> list[int]:
-  """Reads [24, 8] in bf16[24,8], in a tuple its first shape; [0] in none."""
+  """Reads [24, 8] from bf16[24,8], from a tuple its first shape; else [0]."""
   dims = re.search(r'\[([\d,]*)\]', shape)
   return [int(d) for d in dims[1].split(',') if d] if dims else [0]
 
 
 def size(shape: str) -> int:
-  """Counts elements of an HLO shape."""
+  """Counts an HLO shape's elements."""
   return math.prod(dimensions(shape))
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """Returns the lines of every computation by name, and the entry's name."""
+  """Returns every computation's lines by name, and the entry's name."""
   parts: dict[str, list[str]] = {}
   entry = ''
   for line in text.splitlines():
@@ -46,7 +46,7 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 class Collective(NamedTuple):
-  """The communication of devices in a part of a program."""
+  """Devices' communication in a part of a program."""
 
   kinds: dict[str, int]  # how many instructions run, by opcode
   sent: float  # bytes that a device sends
@@ -62,9 +62,9 @@ def collectives(text: str, devices: int) -> dict[str, Collective]:
   """Counts by scope: 'prefill', 'draft_init', 'propose', 'verify'; 'other' in a
   train step. devices: the group of a collective that names none.
 
-  What is in a loop counts as often as the loop runs, where its condition has
-  the number (layers); once where it has not (windows, drafts of a window).
-  Branches, which run for sampled rows, are apart: 'verify, in branches'.
+  What is in a loop counts as often as the loop runs, if its condition has the
+  number (layers), else once (windows, drafts of a window). Branches, which run
+  for sampled rows, are apart: 'verify, in branches'.
   """
   parts, entry = computations(text)
   out: dict[str, Collective] = {}
@@ -108,10 +108,8 @@ def _turns(loop: str, parts: dict[str, list[str]]) -> int:
 
 
 def _group(line: str, devices: int) -> int:
-  """Returns the size of a collective's group; `devices` where it names none.
-
-  Three forms: {{0,2},{1,3}}, [2,2]<=[4] and mesh['a'=2,'b'=2] {'a'}.
-  """
+  """Returns a collective's group size, `devices` where it names none, from
+  {{0,2},{1,3}}, [2,2]<=[4] or mesh['a'=2,'b'=2] {'a'}."""
   if found := re.search(r'replica_groups=mesh\[(.*?)\].*?\{(.*?)\}', line):
     sizes = dict(re.findall(r"('\w+')=(\d+)", found[1]))
     several = (int(sizes.get(a, devices)) for a in found[2].split(','))
@@ -123,15 +121,15 @@ def _group(line: str, devices: int) -> int:
 
 
 def _sent(opcode: str, size: float, devices: int) -> float:
-  """Counts bytes that a device sends, on a ring; size: of the result."""
+  """Counts bytes that a device sends, on a ring; size: the result's."""
   share = (devices - 1) / devices
   factors = {'all-reduce': 2 * share, 'reduce-scatter': devices - 1}
   return size * (1 if 'permute' in opcode else factors.get(opcode, share))
 
 
 def _bytes(opcode: str, shape: str) -> int:
-  """Counts bytes of all arrays of a result; of one that starts, which names its
-  operands too, those of the largest."""
+  """Counts bytes in all a result's arrays; if it starts one, which names its
+  operands too, in the largest."""
   each = [
     size(x) * max(int(bits or 8) // 8, 1)
     for x, bits in re.findall(r'((?:pred|bf|f|s|u)(\d*)\w*\[[\d,]*\])', shape)
@@ -140,10 +138,8 @@ def _bytes(opcode: str, shape: str) -> int:
 
 
 def _moves(shape: str) -> bool:
-  """Tells whether the two ends of a copy lie in different memories.
-
-  The compiler keeps a small cache on the chip; that copies none.
-  """
+  """Returns whether the two ends of a copy lie in different memories: the
+  compiler keeps a small cache on the chip, which copies none."""
   ends = re.findall(r'\w+\[[^\]]*\]\{[^}]*\}', shape)[:2]
   return len({'S(' in x for x in ends}) == 2
 
@@ -156,8 +152,8 @@ def warnings(
 ) -> list[str]:
   """Returns a line a copy of a whole cache, gathered weight or host transfer.
 
-  caches, gathers: elements of the caches on a device, and of the weights that
-  are to be gathered. slots: an axis of the caches.
+  caches, gathers: elements of a device's caches, and of the weights to be
+    gathered. slots: an axis of the caches.
   """
   out = []
   for opcode, shape, line in instructions(text):

@@ -1,8 +1,7 @@
-"""What a chip would do with a pair of models, on paper.
+"""Estimates what a chip would do with a pair of models, by chips.roofline.
 
-The estimates are chips.roofline's; temporaries, collectives and warnings are of
-the programs that chips.aot compiles, for TPUs alone. Nothing runs, and there
-are no weights.
+Temporaries, collectives and warnings come from programs that chips.aot
+compiles, for TPUs alone. Nothing runs, and there are no weights.
 """
 
 from collections.abc import Iterator
@@ -15,11 +14,8 @@ from specdec_jax.drafters import method
 
 
 def check(s: aot.Setting) -> tuple[aot.Setting, roofline.Chip]:
-  """Returns (the setting with its mesh, one device of the topology).
-
-  Raises:
-    ValueError: what cannot be compiled, in one sentence.
-  """
+  """Returns (the setting with its mesh, one device of the topology); raises
+  ValueError, in one sentence, for what cannot be compiled."""
   device, count = roofline.topology(s.topology)
   if s.data == s.model == 1:
     s = s._replace(model=count)
@@ -54,11 +50,7 @@ def _refusals(s: aot.Setting, count: int) -> Iterator[str]:
 
 
 def make(s: aot.Setting) -> dict[str, Any]:
-  """Compiles for TPUs, and returns all figures as a dict.
-
-  Raises:
-    ValueError: see check.
-  """
+  """Compiles for TPUs, and returns all figures; raises as `check` does."""
   s, device = check(s)
   target = roofline.share(s.target, s.model, s.weights[0])
   draft = roofline.share(s.draft, s.tensor_parallel or s.model, s.weights[1])
@@ -100,7 +92,7 @@ def make(s: aot.Setting) -> dict[str, Any]:
 
 
 def _compiled(s: aot.Setting, rows: int, shares):
-  """Compiles plain and speculative generate; rows: of a device."""
+  """Compiles plain and speculative generate; rows: a device's."""
   devices = aot.devices(s.topology)
   mesh = sharding.make_mesh(s.data, s.model, devices, s.tensor_parallel)
   # Of keys or values, 2 bytes each.
@@ -113,7 +105,7 @@ def _compiled(s: aot.Setting, rows: int, shares):
 
 
 def lines(doc: dict[str, Any]) -> list[str]:
-  """Returns the report of `make` for a terminal."""
+  """Writes the report of `make` for a terminal."""
   s, device, room = doc['setting'], doc['device'], doc['room']
   held = {f'{n} weights': x.weights for n, x in doc['shares'].items()}
   held |= {f'{n} cache': x for n, x in doc['caches'].items()}
@@ -192,7 +184,7 @@ def _predicted(found: roofline.Prediction, gamma: int) -> list[str]:
 
 
 def _program(title: str, x: aot.Compiled, device: roofline.Chip) -> list[str]:
-  """Returns the figures of a program; caches are temporaries."""
+  """Writes a program's figures; caches are temporaries."""
   if x.refused:
     return [f'{title}: the compiler refuses it: {x.refused}']
   out = [

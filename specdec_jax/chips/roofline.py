@@ -1,8 +1,8 @@
-"""Least time of a model's passes on a chip, from arithmetic alone.
+"""Computes how long passes take on a chip, at least, from arithmetic alone.
 
-A pass reads its weights and its caches once and does its products; the slower
-of the two bounds it from below, and what the chips send each other comes on
-top. Activations, logits, sampling and the latency of collectives are left out.
+A pass reads its weights and caches once and does its products; the slower of
+the two bounds it from below, and what the chips send each other comes on top.
+Activations, logits, sampling and collectives' latency are left out.
 """
 
 import functools
@@ -39,7 +39,7 @@ class Chip(NamedTuple):
 
   @property
   def device(self) -> 'Chip':
-    """The part of it that is one device."""
+    """Returns the part that is one device."""
     memory, bandwidth, peak, links = (x / self.devices for x in self[:4])
     return Chip(memory, bandwidth, peak, links, 1, *self[5:])
 
@@ -72,16 +72,13 @@ CHIPS = TPUS | GPUS
 
 
 def called(kind: str) -> str:
-  """Returns the name in CHIPS of what jax calls a device, or ''."""
+  """Returns the name in CHIPS for what jax calls a device, or ''."""
   return next((name for name, x in CHIPS.items() if kind in x.kinds), '')
 
 
 def topology(name: str) -> tuple[Chip, int]:
-  """Returns (one device, their number) of a topology such as 'v5e:2x4'.
-
-  Raises:
-    ValueError: an unknown topology.
-  """
+  """Returns (one device, their number) for a topology such as 'v5e:2x4'; raises
+  ValueError for an unknown one."""
   kind, _, shape = name.partition(':')
   if kind not in CHIPS or shape not in CHIPS[kind].shapes:
     known = '; '.join(f'{k}:{", ".join(c.shapes)}' for k, c in CHIPS.items())
@@ -91,7 +88,7 @@ def topology(name: str) -> tuple[Chip, int]:
 
 
 class Share(NamedTuple):
-  """The share of a model on one device, in bytes, and its work in a pass."""
+  """A model's share on one device, in bytes, and its work in a pass."""
 
   weights: float  # held
   read: float  # of them, by every pass
@@ -108,9 +105,7 @@ class Share(NamedTuple):
 @functools.cache
 def share(c: model_config.LMConfig, split: int = 1, kind: str = '') -> Share:
   """Computes a model's Share on one of `split` devices, by sharding's tables.
-
-  kind: what its matrices are stored as, of weights.INTEGERS; '': its dtype.
-  """
+  kind: how its matrices are stored, of weights.INTEGERS; '': its dtype."""
   mesh: Any = jax.sharding.AbstractMesh((1, split), ('data', 'model'))
   layout = sharding.lay_out(mesh, c)
   size = jnp.dtype(c.activations).itemsize
@@ -158,10 +153,8 @@ class Pass(NamedTuple):
 def forward(
   device: Chip, s: Share, *, rows: int, tokens: int, slots: int, source: int = 0
 ) -> Pass:
-  """Computes the pass of `rows` rows over `tokens` tokens each, on a device.
-
-  slots: of the cache; all are read. source: tokens of a source.
-  """
+  """Computes a device's pass over `tokens` tokens in each of `rows` rows, which
+  reads all slots of the cache. source: tokens of a source."""
   cache = rows * (slots * s.slot + source * s.source_slot)
   scores = slots * s.scores + source * s.source_scores
   work = rows * tokens * (s.products + scores)
@@ -189,10 +182,8 @@ def predict(
   alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9),
   **sizes,
 ) -> Prediction:
-  """Predicts the improvement that speculation brings, by roofline.
-
-  sizes: rows, slots and source of `forward`.
-  """
+  """Predicts the improvement that speculation brings, by roofline; sizes: rows,
+  slots and source, as for `forward`."""
   passes = {
     n: forward(device, target, tokens=n, **sizes).seconds
     for n in (1, *(g + 1 for g in (*GAMMAS, *NODES)))
@@ -229,10 +220,8 @@ def room(
   source: int = 0,
   temporaries: float = 0,
 ) -> Room:
-  """Computes the Room of one device, beside bytes of temporaries.
-
-  They are taken to grow with rows, and to stay the same where buffers grow.
-  """
+  """Computes one device's Room, beside bytes of temporaries, which are taken to
+  grow with rows but not with buffers."""
   free = device.memory - sum(s.weights for s in shares)
   slot = sum(s.slot for s in shares)
   fixed = source * sum(s.source_slot for s in shares)

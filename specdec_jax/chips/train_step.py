@@ -1,4 +1,4 @@
-"""The train step of scripts/train.py, compiled for TPUs that are not there."""
+"""Compiles scripts/train.py's train step for TPUs that are not there."""
 
 import math
 from typing import Any
@@ -30,16 +30,14 @@ ADAM = step_lib.Optimiser(
 
 
 def make(s: aot.Setting, device: roofline.Chip) -> dict[str, Any]:
-  """Compiles the train step of the draft, with remat, on rows of s.train.
+  """Compiles the draft's train step, with remat, on rows of s.train tokens.
 
-  Parameters and moments are stored split over the data axis too, where it
-  divides the width.
+  Splits parameters and moments over the data axis too, if it divides the width.
 
   Returns:
-    parameters, moments: float32, bytes of a device; activations: all else that
-    it holds, gathered weights and gradients too. fits: whether the device has
-    room for them. parts: devices over which a matrix is stored. program: an
-    aot.Compiled.
+    parameters, moments: float32, bytes on a device; activations: all else that
+      it holds, gathered weights and gradients too. fits: whether it has room
+      for them. parts: devices that share a matrix. program: an aot.Compiled.
   """
   mesh = sharding.make_mesh(s.data, s.model, aot.devices(s.topology))
   config = s.draft.running(scan_layers=False)
@@ -78,7 +76,7 @@ def make(s: aot.Setting, device: roofline.Chip) -> dict[str, Any]:
 def _state(
   config: model_config.LMConfig, layout: sharding.Layout
 ) -> step_lib.State:
-  """Returns the shapes of a training state, each with its sharding."""
+  """Returns a training state's shapes, each with its sharding."""
   whole = layout.sharding()
   placed: Any = aot.placed
   shapes = lm.shapes(config.running(dtype='float32'))

@@ -1,4 +1,4 @@
-"""The server over HTTP: OpenAI's endpoints, streams, limits, and its end."""
+"""Serves HTTP: OpenAI's endpoints, streams, limits, and its end."""
 
 import asyncio
 import contextlib
@@ -41,14 +41,12 @@ class Server:
   ):
     """Opens the record.
 
-    Args:
-      served, worker: what is asked for, and what answers.
-      record: a JSONL file to which answers are added; '' for none.
-      key: the API key that a request needs; '' for none.
-      seconds: until it is answered.
-      silence: seconds after which a stream that waits has a comment.
-      body: bytes of it, at most.
-      origins: of other pages that may ask; '*' for all.
+    record: a JSONL file that answers are added to; '' for none.
+    key: the API key that a request needs; '' for none.
+    seconds: for a request, until it is answered.
+    silence: seconds after which a waiting stream gets a comment.
+    body: a request's bytes, at most.
+    origins: other pages that may ask; '*' for all.
     """
     self._served, self._worker, self._key = served, worker, key
     self._seconds, self._silence, self._most = seconds, silence, body
@@ -203,13 +201,11 @@ class Server:
 
 
 class _Talk:
-  """Hands the worker's events of one request to the event loop.
-
-  jobs: its choices. done: those that are complete, by index.
-  """
+  """Hands the worker's events to the event loop, for one request's jobs, a
+  choice each. done: complete choices, by index."""
 
   def __init__(self, asked: protocol.Asked, arrived: float, limits, add):
-    """arrived: see worker.Job. limits: seconds and silence. add: of Meters."""
+    """arrived: as in worker.Job. limits: seconds, silence. add: of Meters."""
     self.asked, self._arrived, self._add = asked, arrived, add
     self._seconds, self._silence = limits
     self.done: dict[int, completion.Completion] = {}
@@ -239,13 +235,13 @@ class _Talk:
     return index, event
 
   def leave(self) -> None:
-    """Nobody wants what is left of the answer."""
+    """Cancels what is left of the answer."""
     for job in self.jobs:
       job.cancelled = True
 
 
 class _Stream(responses.StreamingResponse):
-  """Server-sent events of a request, until its client goes away."""
+  """Sends a request's events until its client goes away."""
 
   def __init__(self, talk: _Talk, chunks: AsyncIterator[str]):
     super().__init__(chunks, media_type='text/event-stream')
@@ -317,15 +313,14 @@ def open_server(
   waiting: int,
   **limits,
 ) -> tuple[Server, worker_lib.Worker]:
-  """A server of an engine, and what answers for it; nothing is asked yet.
+  """Makes an engine's server and what answers for it; nothing is asked yet.
 
-  Args:
-    engine: if it has no costs yet, they are measured, at these rows.
-    name: what requests call it.
-    rows: answers that are decoded together.
-    length: tokens of a prompt and its answer, at most.
-    waiting: answers that wait for a row, at most.
-    **limits: record, key, seconds, silence, body and origins, of Server.
+  engine: if it has no costs yet, they are measured, at these rows.
+  name: what requests call it.
+  rows: answers decoded together.
+  length: tokens for a prompt and its answer, at most.
+  waiting: answers that wait for a row, at most.
+  **limits: record, key, seconds, silence, body and origins, of Server.
   """
   # Where a pass costs by its width it costs by its rows, too.
   by_rows = engine.options.widths and not engine.target.layout
@@ -350,11 +345,8 @@ def open_server(
 def serve(
   server: Server, worker: worker_lib.Worker, host: str, port: int
 ) -> None:
-  """Answers until SIGINT or SIGTERM; then what is asked is still answered.
-
-  Raises:
-    ValueError: the port cannot be had.
-  """
+  """Answers until SIGINT or SIGTERM, then still what was asked; raises
+  ValueError if the port cannot be had."""
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   try:
     listening = socket.create_server((host, port), family=family)

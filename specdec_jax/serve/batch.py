@@ -1,10 +1,8 @@
 """Answers a file of prompts, one JSON line each; a rerun skips what it has.
 
-Lines are in the order in which answers end.
-
-A line of the answers has `id`, `text`, `tokens`, `finish_reason` and `metrics`
-of a completion.Completion, in lists of one a turn where the prompt has "turns";
-and `run`, a digest of the prompt, the config and the weights.
+A line, written as its answer ends, has the prompt's `id`; a completion's
+`text`, `tokens`, `finish_reason` and `metrics`, in lists with one a turn where
+the prompt has "turns"; and `run`, a digest of prompt, config and weights.
 """
 
 import copy
@@ -42,13 +40,12 @@ _NO_EFFECT = ('mesh', 'bench')
 
 
 class Run(NamedTuple):
-  """Prompts and how to answer them.
+  """Prompts, in their file's order, and how to answer them.
 
-  prompts: in the order of their file.
   chat: put texts through the chat template.
-  wanted: the settings of each prompt, but for those of its own.
+  wanted: settings for each prompt, except its own.
   rows: prompts decoded together.
-  config: digest of config and weights; see digest().
+  config: see digest().
   """
 
   prompts: Sequence[prompts_lib.Prompt]
@@ -60,10 +57,8 @@ class Run(NamedTuple):
 
 
 def one_method(config):
-  """A copy of a ConfigDict with its first method at its first gamma.
-
-  Without a method, or at gamma 0, it decodes plainly.
-  """
+  """Copies a ConfigDict with its first method at its first gamma; plain
+  decoding where there is no method, or gamma 0."""
   config = copy.deepcopy(config)
   d = config.decode
   d.methods, d.gammas = tuple(d.methods)[:1], tuple(d.gammas)[:1]
@@ -73,7 +68,7 @@ def one_method(config):
 
 
 def digest(config, engine: build.Engine) -> str:
-  """A digest of a ConfigDict and of the weights of target and drafter."""
+  """Hashes a ConfigDict and the weights of target and drafter."""
   parts = {k: v for k, v in config.to_dict().items() if k not in _NO_EFFECT}
   models = [x for x in (engine.target, engine.draft) if x]
   weights = [[model.digest, model.draft_ids] for model in models]
@@ -86,7 +81,7 @@ def digest(config, engine: build.Engine) -> str:
 
 
 def check(run: Run, source: str) -> None:
-  """Raises ValueError for the first prompt of `source` that has no answer."""
+  """Raises ValueError for the first prompt that cannot be answered."""
   target = run.engine.target
   for prompt in run.prompts:
     try:
@@ -98,11 +93,7 @@ def check(run: Run, source: str) -> None:
 
 
 def check_output(path: str, source: str) -> pathlib.Path:
-  """The path of the output; raises ValueError before any work.
-
-  Args:
-    path, source: the flags --output and --prompts.
-  """
+  """Returns --output as a path; raises ValueError before any work."""
   if not path or not source:
     raise ValueError('want --prompts=IN.jsonl and --output=OUT.jsonl')
   out = pathlib.Path(path)
@@ -114,12 +105,9 @@ def check_output(path: str, source: str) -> pathlib.Path:
 
 
 def begun(path: pathlib.Path, run: Run) -> set[str]:
-  """The ids answered so far; then cuts off a last line that is torn.
-
-  Raises:
-    ValueError: a line of another prompt, another config or other weights. The
-      file is left as it is.
-  """
+  """Returns the ids answered so far; then cuts off a torn last line. Raises
+  ValueError for a line with another prompt, config or weights, and leaves the
+  file as it is."""
   advice = f'name another --output, or delete {path.name} to start again'
   why = f'{path}: its last line is no answer: {advice}'
   lines = files.Lines(path, why, '{"id":"')
@@ -141,13 +129,8 @@ def begun(path: pathlib.Path, run: Run) -> set[str]:
 def write(
   path: pathlib.Path, run: Run, old: Collection[str]
 ) -> dict[str, completion.Completion]:
-  """Appends the answers to the prompts whose ids are not in `old`.
-
-  An answer is in the file as soon as it has ended.
-
-  Returns:
-    The new answers, by title.
-  """
+  """Appends answers to the prompts not in `old`, each as soon as it has ended;
+  returns the new answers, by title."""
   left = [prompt for prompt in run.prompts if prompt.id not in old]
   size, done, title = _TOGETHER * run.rows, {}, f'{len(left)} answers'
   parts = (left[i : i + size] for i in range(0, len(left), size))
@@ -186,7 +169,7 @@ def report(run: Run, done: Mapping[str, completion.Completion]) -> None:
 
 
 def request_number(id: str, turn: int) -> int:
-  """The request number that keys the randomness of a turn, in [0, 2**32).
+  """Returns the number that keys a turn's randomness, in [0, 2**32).
 
   First turn: prompts.request_number(id), below 2**31. Later turns: 2**31 plus
   the number of the text 'id<newline>turn', so they collide with no first turn.
@@ -197,12 +180,12 @@ def request_number(id: str, turn: int) -> int:
 
 
 def _wanted(run: Run, prompt: prompts_lib.Prompt) -> completion.Settings:
-  """Returns the settings of each turn of a prompt."""
+  """Returns the settings for each turn of a prompt."""
   return dataclasses.replace(run.wanted, **prompt.own)
 
 
 def _item(run: Run, prompt, answers: Sequence[Any]) -> requests.Item:
-  """Turn len(answers) of a prompt, after the turns and answers before it."""
+  """Makes turn len(answers) of a prompt, after the turns and answers before."""
   given = prompt.given
   if answers:
     given = [{'role': 'user', 'content': prompt.turns[0]}]
@@ -218,8 +201,8 @@ def _answers(
 ) -> Iterator[tuple[prompts_lib.Prompt, list[completion.Completion]]]:
   """Yields prompts with the answers to all their turns, as they end.
 
-  A turn after one whose logits were not finite is 'non-finite', and one that
-  the turns before left no room for 'context'; they are empty, without metrics.
+  A turn is empty, without metrics, if one before had logits not finite
+  ('non-finite'), or if the turns before left no room ('context').
   """
   answers = [[] for _ in some]
   for turn in range(max(len(x.turns) or 1 for x in some)):
@@ -231,7 +214,7 @@ def _answers(
 
 
 def _turn(run: Run, some, asked: Sequence[int], answers):
-  """Yields indices of prompts with the answers to their next turns."""
+  """Yields prompts' indices with the answers to their next turns."""
   given, fitting = [], []
   for i in asked:
     item, wanted = _item(run, some[i], answers[i]), _wanted(run, some[i])

@@ -1,7 +1,5 @@
-"""Measures an answer, for its client, and all answers, for Prometheus.
-
-Names and meanings are vLLM's, so that what reads its metrics reads these.
-"""
+"""Measures an answer, for its client, and all answers, for Prometheus, by
+vLLM's names and meanings: what reads its metrics reads these."""
 
 import functools
 import itertools
@@ -32,7 +30,7 @@ def of_answer(
   done: Sequence[completion.Completion],
   gamma: int,
 ) -> dict[str, Any]:
-  """The metrics of one answer, whose choices have ended as `done`."""
+  """Returns an answer's metrics, once its choices have ended as `done`."""
   arrived = jobs[0].arrived
   first = min(job.times[0] for job in jobs)
   spent = sum(job.times[-1] - job.times[0] for job in jobs)
@@ -54,7 +52,7 @@ def of_answer(
 def _speculative(
   counts: Sequence[Mapping[str, Any]], gamma: int
 ) -> dict[str, Any] | None:
-  """None where nothing was drafted."""
+  """Sums up what was drafted; None where nothing was."""
   add = lambda name: sum(x[name] for x in counts)
   drafted, accepted = add('drafted_tokens'), add('accepted_tokens')
   if not drafted:
@@ -76,10 +74,10 @@ def _speculative(
 
 
 class Meters:
-  """The counters of a server, in a registry of their own."""
+  """A server's counters, in a registry of their own."""
 
   def __init__(self, model: str, worker: worker_lib.Worker):
-    """model: its name. worker: whose jobs wait and run."""
+    """Registers all under a model's name; worker: whose jobs wait and run."""
     self._registry = prometheus_client.CollectorRegistry()
 
     def make(kind, name, text, *labels, **more):
@@ -100,10 +98,7 @@ class Meters:
       row().set_function(functools.partial(len, jobs))
 
   def add(self, job: worker_lib.Job, counts: Mapping[str, Any]) -> None:
-    """Counts a choice that has ended or is cancelled in mid-answer.
-
-    counts: its Completion.metrics.
-    """
+    """Counts a choice that has ended or is cancelled in mid-answer."""
     drafts = (counts['proposed_per_position'] or [0])[0]
     numbers = counts['drafted_tokens'], counts['accepted_tokens']
     found = job.tokens, drafts, *numbers
@@ -122,5 +117,5 @@ class Meters:
       between.observe(gap)
 
   def text(self) -> bytes:
-    """All of them, as prometheus_client.CONTENT_TYPE_LATEST."""
+    """Writes them all, as prometheus_client.CONTENT_TYPE_LATEST."""
     return prometheus_client.generate_latest(self._registry)

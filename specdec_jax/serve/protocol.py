@@ -1,4 +1,4 @@
-"""OpenAI's bodies to what is asked of a pool of rows; answers back as JSON."""
+"""Reads OpenAI's bodies for a pool of rows, and writes answers as JSON."""
 
 import json
 import secrets
@@ -44,7 +44,7 @@ _ABOUT += 'prompt_cache_key', 'stream_options.include_obfuscation'
 
 
 class Refused(ValueError):
-  """A request that gets no answer; status: the code of HTTP."""
+  """A request that gets no answer; status: HTTP's code."""
 
   def __init__(self, sentence: str, status: int = 400):
     super().__init__(' '.join(sentence.split()))
@@ -57,11 +57,9 @@ class Refused(ValueError):
 
 
 class Served(NamedTuple):
-  """A served model.
+  """A served model; requests call it `name`.
 
-  name: what requests call the model.
-  context: tokens that a prompt with its answer has room for.
-  choices: of one request, at most.
+  context: room for a prompt with its answer. choices: in a request, at most.
   """
 
   name: str
@@ -75,10 +73,9 @@ class Asked(NamedTuple):
 
   chat: a conversation goes on; else texts.
   items, each: each prompt `n` times, and what is asked of its row.
-  settings: those of all choices.
-  top: how many of the likeliest tokens are named in each token's place; None:
-    no log-probabilities either.
-  stream, usage: answer in pieces; the last of them has the usage.
+  top: how many of the likeliest tokens each token's place names; None: no
+    log-probabilities either.
+  stream, usage: answer in pieces; the last has the usage.
   """
 
   chat: bool
@@ -94,11 +91,8 @@ class Asked(NamedTuple):
 
 
 def read(body: bytes, served: Served, *, chat: bool, plain: bool) -> Asked:
-  """Reads the body of a request.
-
-  Raises:
-    Refused: it cannot be answered as it was asked; the sentence says why.
-  """
+  """Reads a request's body; raises Refused, with a sentence, if it cannot be
+  answered as asked."""
   try:
     return _asked(_parsed(body), served, chat, plain)
   except Refused:
@@ -128,7 +122,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
 def _allowed(
   found: Mapping[str, Any], allowed: Sequence[str], of: str = ''
 ) -> dict[str, Any]:
-  """Without what asks for nothing, as null; raises for what is not allowed."""
+  """Drops null and what else asks for nothing; raises for disallowed names."""
   idle = lambda k, x: x is None or k in _ABOUT or x in _IDLE.get(k, ())
   given = {k: x for k, x in found.items() if not idle(of + k, x)}
   if known := [k for k in given if of + k in _IDLE and k not in allowed]:
@@ -166,7 +160,7 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
 
 
 def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:
-  """The settings of all choices of a request."""
+  """Reads the settings for all choices of a request."""
   if len({str(given[x]) for x in given if x.startswith('max_')}) > 1:
     raise ValueError('max_tokens and max_completion_tokens differ: give one')
   # OpenAI's defaults; without a seed every request is another draw.
@@ -183,7 +177,7 @@ def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:
 
 
 def _predicted(given: Any) -> str:
-  """The text of a prediction."""
+  """Reads a prediction's text."""
   match given:
     case {'type': 'content', 'content': str(text)} if len(given) == 2:
       return text
@@ -209,7 +203,7 @@ def _usage_wanted(given: Mapping[str, Any], stream: bool) -> bool:
 
 
 def _top(given: Mapping[str, Any], kept: int, chat: bool) -> int | None:
-  """Asked.top; kept: the log-probabilities that the engine records."""
+  """Reads Asked.top; kept: the log-probabilities that the engine records."""
   name = 'top_logprobs' if chat else 'logprobs'
   asked = _flag(given, 'logprobs') if chat else 'logprobs' in given
   top = given.get(name, 0)
@@ -227,7 +221,7 @@ def _top(given: Mapping[str, Any], kept: int, chat: bool) -> int | None:
 
 
 def _texts(given: Any) -> list[Any]:
-  """The prompts: one text or list of ids, or several of them."""
+  """Reads the prompts: one text or list of ids, or several."""
   several = isinstance(given, list) and not all(map(requests.is_id, given))
   prompts = given if several else [given]
   if any(map(requests.is_chat, prompts)):
@@ -250,7 +244,7 @@ def _conversation(given: Any) -> list[Any]:
 
 
 def models(served: Served) -> dict[str, Any]:
-  """The models that are served: one."""
+  """Lists the served models: one."""
   engine = served.engine
   rule, drafter, target = engine.rule, engine.drafter, engine.target
   about: dict[str, Any] = dict(id=served.name, object='model')
@@ -285,10 +279,8 @@ def choice(
   *,
   first: bool = True,
 ) -> dict[str, Any]:
-  """A choice, or what a piece adds to it.
-
-  reason: why it ended, if this is the end. first: nothing came before.
-  """
+  """Writes a choice, or what a piece adds to it. reason: why it ended, if this
+  is the end. first: nothing came before."""
   said: dict[str, Any] = {'text': x.text}
   if asked.chat:
     role = {'role': 'assistant'} if first else {}
@@ -306,11 +298,11 @@ def choice(
 def logprobs(
   served: Served, asked: Asked, x: completion.Piece
 ) -> dict[str, Any]:
-  """The log-probabilities of a piece, in the form of the answer."""
+  """Writes a piece's log-probabilities in the form of the answer."""
   tokenizer = served.engine.target.tokenizer
 
   def entries(pairs) -> list[dict[str, Any]]:
-    """Of the tokens of one place, whose names differ where they do."""
+    """Names one place's tokens; different tokens get different names."""
     ids, found = {}, []
     for i, chance in pairs:
       raw = stream_lib.bytes_of(tokenizer, i)
@@ -337,11 +329,9 @@ def logprobs(
 def document(
   served: Served, asked: Asked, index: int, done: completion.Completion
 ) -> dict[str, Any]:
-  """A choice as a record of a text, as train.text.read takes it.
-
-  Prompt and answer are its `text`; what an encoder reads is its `source`; the
-  ids, which not every text gives back, are under `specdec_jax`.
-  """
+  """Writes a choice as a record for train.text.read: `text` has prompt and
+  answer, `source` what an encoder reads, `specdec_jax` the ids, which not every
+  text gives back."""
   item, tokenizer = asked.items[index], served.engine.target.tokenizer
   ids = {'text': [*item.tokens, *done.tokens]}
   if item.source:
@@ -353,7 +343,7 @@ def document(
 def usage(
   asked: Asked, done: Sequence[completion.Completion]
 ) -> dict[str, Any]:
-  """done: all choices."""
+  """Counts tokens; done: all choices."""
   tokens = sum(len(x.tokens) for x in done)
   read = sum(
     len(x.source or x.tokens) for x in asked.items[:: asked.settings.n]

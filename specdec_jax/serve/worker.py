@@ -1,8 +1,6 @@
-"""One thread decodes: it takes jobs from a queue and refills a pool of rows.
-
-Nothing else runs programs. Jobs are handed in, and pieces handed out, between
-two of its calls, so that a job is cancelled within a window or a few.
-"""
+"""Decodes in one thread, which alone runs programs: takes jobs from a queue and
+refills a pool of rows. Jobs come in, and pieces go out, between two of its
+calls, so a job is cancelled within a window or a few."""
 
 import collections
 import dataclasses
@@ -20,15 +18,13 @@ _WINDOWS = 4
 
 @dataclasses.dataclass(eq=False)
 class Job:
-  """One choice of a request, which a row answers.
+  """One choice of a request, `asked`, which a row answers.
 
-  asked, index: the choice.
-  tell(job, event): called in the thread: with a Piece for each window, if they
-    are asked for, then with the Completion, cut short if it is cancelled in
-    mid-answer; or with an exception, which ended the thread.
+  tell(job, event): called in the thread with a Piece for each window, if asked
+    for, then with the Completion, cut short if cancelled in mid-answer; or with
+    the exception that ended the thread.
   arrived: when it was handed in, in seconds of time.monotonic.
-  cancelled: nobody wants the answer.
-  alone: no job of another request has had a row beside it.
+  alone: no other request's job has had a row beside it.
   began, times: when it was given a row, and when its windows came.
   tokens, first: how many have come, and with the first of these windows.
   """
@@ -46,11 +42,8 @@ class Job:
 
 
 class Worker:
-  """The thread, from start to stop.
-
-  waiting, running: jobs without a row, and with one.
-  error: what ended the thread, if it was not stop().
-  """
+  """The thread, from start to stop; waiting jobs have no row, running ones
+  have. error: what ended it, if not stop()."""
 
   def __init__(
     self,
@@ -59,7 +52,7 @@ class Worker:
     *,
     most: int,
   ):
-    """most: jobs that may wait."""
+    """Starts nothing yet; most: jobs that may wait."""
     self.waiting: collections.deque[Job] = collections.deque()
     self.running: dict[Job, completion.Reader] = {}
     self.error: BaseException | None = None
@@ -79,23 +72,20 @@ class Worker:
       self._pool.take(range(count))
 
   def start(self, ended: Callable[[], None] = lambda: None) -> None:
-    """ended(): called as the thread ends, also by an error."""
+    """Starts it; ended() is called as the thread ends, also by an error."""
     self._thread = threading.Thread(target=self._run, args=[ended])
     self._thread.start()
 
   def stop(self) -> None:
-    """Refuses new jobs, and returns when those that there are have ended."""
+    """Refuses new jobs, and returns when the present ones have ended."""
     with self._changed:
       self._stopping = True
       self._changed.notify()
     self._thread.join()
 
   def submit(self, jobs: Sequence[Job]) -> None:
-    """Lets jobs wait for rows.
-
-    Raises:
-      protocol.Refused: too many wait, or none will get a row any more.
-    """
+    """Lets jobs wait for rows; raises protocol.Refused if too many wait, or
+    none will get a row any more."""
     with self._changed:
       if self._stopping or self.error:
         raise protocol.Refused('the server is about to end', 503)
@@ -123,14 +113,14 @@ class Worker:
       ended()
 
   def _has_work(self) -> bool:
-    """Waits for it; False if there is none and none will come."""
+    """Waits for work; False if there is none and none will come."""
     with self._changed:
       idle = lambda: not self.waiting and not self.running
       self._changed.wait_for(lambda: self._stopping or not idle())
       return not idle()
 
   def _drop(self) -> None:
-    """Frees the rows of cancelled jobs."""
+    """Frees cancelled jobs' rows."""
     with self._changed:
       for job in [x for x in self.waiting if x.cancelled]:
         self.waiting.remove(job)
@@ -181,7 +171,7 @@ class Worker:
     self._end([job for job in self.running if job in ended])
 
   def _end(self, jobs: Sequence[Job]) -> None:
-    """Frees the rows of jobs, and tells these what their rows have."""
+    """Frees jobs' rows, and tells these what their rows have."""
     for job, row in zip(jobs, self._pool.take(jobs), strict=True):
       how = self._engine, job.asked.settings
       answer = api.completion_of(*how, row, self.running[job])

@@ -1,4 +1,4 @@
-"""Shuffled batches of rows of aligned arrays, which can be resumed exactly."""
+"""Shuffles rows of aligned arrays into batches, which resume exactly."""
 
 import collections
 import concurrent.futures
@@ -16,11 +16,11 @@ _AHEAD = 2  # batches that are read before they are asked for
 
 
 class Batches(Iterator[dict[str, np.ndarray]]):
-  """Endless batches of rows of arrays with the same leading axis.
+  """Endless batches of rows from arrays with the same leading axis.
 
-  Each epoch has every row once, in a new order; rows that do not fill the last
-  batch are left out. Arrays may be np.memmap: only the rows of a batch are
-  read, by a thread that stays _AHEAD batches ahead.
+  Each epoch has every row once, in a new order, but for rows that do not fill
+  the last batch. Arrays may be np.memmap: a thread that stays _AHEAD batches
+  ahead reads a batch's rows alone.
 
   share: columns that the mean row needs, over all columns; 1.0 without `ends`.
   """
@@ -33,12 +33,12 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     seed: int,
     ends: Mapping[str, np.ndarray] | None = None,
   ):
-    """Reads nothing yet; refuses fewer rows than a batch has.
+    """Reads no batch yet; refuses fewer rows than a batch has.
 
-    ends: by name, the columns before the padding of each row [N]. Rows of like
-      length are then batched together, and a batch has as many quarters of
-      these arrays' columns as its longest row needs: padding costs as much as
-      text, and four widths are few programs to compile.
+    ends: by name, each row's columns before its padding [N]. Batches then have
+      rows of like length, and as many quarters of these arrays' columns as the
+      longest row needs: padding costs as much as text, and four widths are few
+      programs to compile.
     """
     lengths, ends = {len(a) for a in arrays.values()}, ends or {}
     assert len(lengths) == 1, lengths
@@ -81,11 +81,11 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     return batch
 
   def state(self) -> dict[str, Any]:
-    """Returns the number of batches taken, and of which rows, as JSON."""
+    """Returns as JSON how many batches were taken, and of which rows."""
     return {**self._about, 'taken': self._taken}
 
   def restore(self, state: Mapping[str, Any]) -> None:
-    """Continues where state() was taken; refuses that of other batches."""
+    """Continues where state() was taken; refuses other batches' state."""
     for name, mine in self._about.items():
       if state.get(name) != mine:
         raise ValueError(
@@ -99,7 +99,7 @@ class Batches(Iterator[dict[str, np.ndarray]]):
 def _quarters(
   arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray], rows: int
 ) -> np.ndarray:
-  """Quarters of the columns, 1 to 4, that each row needs in all arrays: [N]."""
+  """Returns [N]: quarters of all arrays' columns, 1 to 4, that a row needs."""
   each = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
   return np.clip(np.max(each, axis=0), 1, 4) if each else np.full(rows, 4)
 
@@ -107,7 +107,7 @@ def _quarters(
 def _order(
   shape: tuple[int, int], quarters_N: np.ndarray, seed: int, epoch: int
 ) -> np.ndarray:
-  """Returns the rows of an epoch's batches, of like length: [batches, rows]."""
+  """Returns an epoch's batches, of rows of like length: [batches, rows]."""
   rows = order_of_epoch(len(quarters_N), seed=seed, epoch=epoch)
   rows = rows[: shape[0] * shape[1]]
   # Stable: among equal lengths the order stays random, and that of batches too.
@@ -118,11 +118,8 @@ def _order(
 
 
 def order_of_epoch(rows: int, *, seed: int, epoch: int) -> np.ndarray:
-  """Draws a permutation of range(rows), the same on every machine.
-
-  Not numpy's Generator.permutation, which may change between versions; Philox
-  may not.
-  """
+  """Draws a permutation of range(rows), the same on every machine, by Philox:
+  numpy's Generator.permutation may change between versions."""
   key = np.random.SeedSequence(seed, spawn_key=(epoch,))
   return np.argsort(np.random.Philox(key).random_raw(rows), kind='stable')
 
@@ -140,10 +137,8 @@ def placer(
 def check_rows(
   rows: Mapping[str, int], parts: int, by: str = 'mesh.data'
 ) -> None:
-  """Raises ValueError unless `parts` divides every number of rows.
-
-  rows: by the name of the setting, for the message; by: that of parts.
-  """
+  """Raises ValueError unless `parts` divides every number in `rows`, by
+  setting; by: the setting of parts."""
   for name, count in rows.items():
     if count % parts:
       raise ValueError(f'{name}={count}: {by}={parts} has to divide it')

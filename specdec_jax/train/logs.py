@@ -1,4 +1,4 @@
-"""Logs of a training run: metrics.jsonl and clocks.jsonl."""
+"""Writes a training run's logs: metrics.jsonl and clocks.jsonl."""
 
 import contextlib
 import json
@@ -13,11 +13,11 @@ from specdec_jax.io import files
 
 
 class Logs:
-  """Appends to the logs of a workdir, after removing lines behind step `first`.
+  """Appends to a workdir's logs, after removing lines behind step `first`.
 
   metrics.jsonl has no times, so that a run leaves the same file whether or not
-  it was killed and resumed. Every method raises ValueError if the disk is full
-  or gone; of several processes, only the first writes.
+  it was killed and resumed. A full or missing disk raises ValueError. Only the
+  first process writes.
   """
 
   def __init__(self, workdir: pathlib.Path, first: int):
@@ -30,11 +30,8 @@ class Logs:
           self._files[name] = open(path, 'a')
 
   def write(self, name: str, step: int, figures: dict[str, Any]) -> None:
-    """Appends figures, as from `plain`, to a log, for every reader at once.
-
-    name: 'metrics', for figures that a run with the same settings repeats, or
-      'clocks', for times.
-    """
+    """Appends figures, as from `plain`, for every reader at once: to 'metrics'
+    what a run with the same settings repeats, to 'clocks' times."""
     if name in self._files:
       line, file = json.dumps({'step': step} | figures), self._files[name]
       with writing(self._workdir):
@@ -60,7 +57,7 @@ def plain(figures: dict[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path):
-  """Turns the OSError of a full or missing disk into a ValueError."""
+  """Turns a full or missing disk's OSError into a ValueError."""
   try:
     yield
   except OSError as error:
@@ -76,7 +73,7 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def _until(path: pathlib.Path, step: int) -> list[bytes]:
-  """Returns the lines up to a step, but those that a killed run or a power cut
+  """Returns lines up to a step, without those that a killed run or a power cut
   left damaged."""
   kept = []
   lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []

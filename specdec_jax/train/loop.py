@@ -1,4 +1,4 @@
-"""The training loop: steps, evaluations, checkpoints, logs, and resuming."""
+"""Trains: steps, evaluations, checkpoints, logs, and resuming."""
 
 import contextlib
 import dataclasses
@@ -23,8 +23,7 @@ CONFIG = 'config.json'  # every setting of the run
 
 @dataclasses.dataclass(frozen=True)
 class Run(fields.Checked):
-  """Length and intervals of a run; the last step is always logged, evaluated
-  and saved."""
+  """A run's length and intervals, all of which include the last step."""
 
   steps: int = fields.setting(low=1, help='of the optimiser, in all')
   checkpoint_every: int = fields.setting(low=1, help='steps')
@@ -71,18 +70,16 @@ def run(
   workdir: pathlib.Path,
   config: dict[str, Any],
 ) -> Ended:
-  """Trains to the last step, resuming from the newest checkpoint of workdir.
+  """Trains to the last step, resuming from workdir's newest checkpoint.
 
   SIGTERM and Ctrl-C end the run after the current step, which is saved.
 
-  Args:
-    workdir: a folder after runner.open_run.
-    config: every setting of the run, for CONFIG.
+  workdir: a folder after runner.open_run. config: all settings, for CONFIG.
 
   Raises:
-    ValueError: the workdir has more than settings.steps steps, is full, or none
-      of its checkpoints is valid; the loss, a norm or the score is not finite,
-      and that step not saved.
+    ValueError: workdir has more than settings.steps steps, is full, or has no
+      valid checkpoint; the loss, a norm or the score is not finite, and that
+      step not saved.
   """
   state = step_lib.start(optimiser, settings.steps, task.params)
   advance = step_lib.make(
@@ -128,7 +125,7 @@ def run(
 
 @dataclasses.dataclass
 class _Recorder:
-  """Logs, evaluates and saves the steps of a run when they are due."""
+  """Logs, evaluates and saves steps when they are due."""
 
   task: Task
   settings: Run
@@ -144,10 +141,8 @@ class _Recorder:
     figures: dict[str, Any],
     clocks: dict[str, float],
   ) -> bool:
-    """Logs, evaluates and saves what `step` steps made, each if due.
-
-    Returns whether the run must stop; that step is saved.
-    """
+    """Logs, evaluates and saves what `step` steps made, each if due; returns
+    whether the run must stop, with that step saved."""
     due = lambda every: step % every == 0 or step == self.settings.steps
     if due(self.settings.log_every):
       self.logs.write('metrics', step, figures)
@@ -176,7 +171,7 @@ def _begin(
   settings: Run,
   start: step_lib.State,
 ) -> tuple[int, step_lib.State, float]:
-  """(steps done, state, best score) of the newest checkpoint, or of step 0."""
+  """Returns (steps done, state, best score), from a checkpoint or step 0."""
   found = saved.restore(start)
   if found is None:
     return 0, start, -math.inf
@@ -208,7 +203,7 @@ def _check_finite(figures: dict[str, Any], step: int) -> None:
 def _best(
   saved: checkpoint.Checkpoints, task: Task, state: step_lib.State
 ) -> Ended:
-  """Restores the best step, or the newest valid one if the best is damaged."""
+  """Restores the best step, or the newest valid one if that is damaged."""
   saved.wait()
   found = None
   if (step := hosts.from_first(saved.best)) is not None:
@@ -226,7 +221,7 @@ def _best(
 
 
 def _words(figures: dict[str, Any], clocks: dict[str, float]) -> str:
-  """Words a step for the progress bar."""
+  """Describes a step for the progress bar."""
   alphas = np.ravel(figures.get('train_alpha', ()))  # by draft position
   alpha = f'  alpha {alphas[0]:.3f}' if alphas.size else ''
   speed = f'{clocks["tokens_per_second"]:,.0f} tok/s'

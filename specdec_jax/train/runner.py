@@ -1,4 +1,4 @@
-"""One training in a folder: begun, resumed or found to be done."""
+"""Trains in a folder: begins, resumes, or finds that it is done."""
 
 import dataclasses
 import json
@@ -33,15 +33,13 @@ def run(
 ) -> dict[str, Any]:
   """Trains, and writes the best step; returns at once if that was done before.
 
-  Args:
-    settings: a dataclass of sections, with `run` and `optimiser` among them.
-    prepare: called with whether there is a run to resume.
-    result: what is made, 'model' or 'draft'.
-    read: digests of the models and of the text that the run reads, by name.
+  settings: a dataclass with sections, `run` and `optimiser` among them.
+  prepare: called with whether there is a run to resume.
+  result: what is made, 'model' or 'draft'.
+  read: digests of the models and the text that the run reads, by name.
 
-  Returns:
-    The figures of the best step, with 'step', 'finished' and the path of the
-    result under its name; only 'step' and 'finished' if a signal ended the run.
+  Returns the best step's figures, with 'step', 'finished' and, under its name,
+  the result's path; only 'step' and 'finished' if a signal ended the run.
   """
   config, end = dataclasses.asdict(settings) | {'read': read}, folder / ENDED
   begun = open_run(folder, config, changed=changed, fixed=fixed)
@@ -72,10 +70,10 @@ def open_run(
   changed: bool = False,
   fixed: Sequence[str] = (),
 ) -> bool:
-  """Makes the folder of a run, or checks config against its config.json.
+  """Makes a run's folder, or checks config against its config.json.
 
-  Only one job may use a folder: partial files of killed ones are removed. It
-  has to be the same for every process. Returns whether it has a run to resume.
+  Returns whether there is a run to resume. Only one job may use a folder:
+  killed ones' partial files are removed. All processes need the same one.
 
   changed: resume even if config differs.
   fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed
@@ -88,10 +86,8 @@ def open_run(
 
 
 def _check_shared(folder: pathlib.Path) -> None:
-  """Raises ValueError unless all processes see what the first one writes.
-
-  Every process writes its part of a checkpoint there.
-  """
+  """Raises ValueError unless all processes see what the first one writes; every
+  one writes its part of a checkpoint there."""
   path = folder / 'job'
   hosts.from_first(lambda: logs.write_json(path, {}))
   blind = hosts.differing('seen' if path.exists() else 'missing')

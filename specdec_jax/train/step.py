@@ -1,4 +1,4 @@
-"""One optimiser step as a jitted program; its state is sharded and donated."""
+"""Jits one optimiser step; its state is sharded and donated."""
 
 import dataclasses
 import functools
@@ -28,8 +28,7 @@ class Mesh(settings_lib.Mesh):
   fsdp: bool = fields.setting()
 
   def over(self, rows: Mapping[str, int]) -> jax.sharding.Mesh | None:
-    """Makes the mesh that batches of these rows are split over; see
-    data.check_rows."""
+    """Makes the mesh that splits batches of these rows; see data.check_rows."""
     mesh = sharding.mesh_of(self.data, self.model, min(rows.values()))
     if self.fsdp and mesh is None:
       raise ValueError(
@@ -93,7 +92,7 @@ def transform(o: Optimiser, steps: int) -> optax.GradientTransformation:
 
 
 def _by_muon(params: types.Params):
-  """Marks matrices of layers, which exclude embedding, head, positions."""
+  """Marks layers' matrices, but not embedding, head and positions."""
   tables = ('embed', 'head', 'positions', 'relative')
   return jax.tree_util.tree_map_with_path(
     lambda path, x: x.ndim == 2 and str(path[-1].key) not in tables, params
@@ -101,11 +100,9 @@ def _by_muon(params: types.Params):
 
 
 def start(o: Optimiser, steps: int, params: types.Params) -> State:
-  """Makes the first state; moments are sharded as their parameters.
-
-  All arrays are committed to their devices, as those of a restored state are:
-  a resumed run compiles the same program.
-  """
+  """Makes the first state; moments are sharded as their parameters. Arrays are
+  committed to their devices, as a restored state's are: a resumed run compiles
+  the same program."""
   state = State(jnp.int32(0), params, transform(o, steps).init(params))
   first = jax.tree.leaves(params)[0].sharding
   if not isinstance(first, jax.NamedSharding):
@@ -124,11 +121,10 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
   """Jits the step: (state, frozen, batch) -> (state, figures).
 
   The state is donated. Figures are 'loss', 'gradient_norm' before clipping,
-  'parameter_norm' after the step, 'learning_rate' and those of the loss.
+  'parameter_norm' after the step, 'learning_rate' and the loss's own. Each
+  step's key comes from the seed and the step's number.
 
-  The key of each step comes from the seed and the step's number.
-
-  steps: of the whole run. start: a state with the sharding of the one returned.
+  steps: in the whole run. start: a state with the returned one's sharding.
   """
   update = transform(o, steps)
   rate = schedule(o, steps, o.learning_rate)
@@ -154,8 +150,8 @@ def make(o: Optimiser, steps: int, loss: Loss, seed: int, start: State):
 
 
 def _in_parts(grad, parts: int, params, frozen, batch, key):
-  """Loss and gradient of a batch, accumulated over parts of it, each with the
-  weight of its counted tokens: every split gives the same mean."""
+  """Accumulates loss and gradient over parts of a batch, each weighted by its
+  counted tokens: every split gives the same mean."""
   rows = batch['counted'].shape[0]
   assert rows % parts == 0, (rows, parts)
   # Every parts-th row, so that each part has rows of every device.

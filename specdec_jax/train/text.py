@@ -1,4 +1,4 @@
-"""Training text: sources, the held-out part, tokenizers and token rows."""
+"""Reads training text: sources, held-out part, tokenizers, token rows."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ class Corpus(NamedTuple):
   said: dict[str, tuple[str, list[int]]] = {}
 
   def ids(self, text: str, tokenizer: tokenizer_lib.Tokenizer) -> list[int]:
-    """Returns a text's ids as a server decoded them, or encoded with an end."""
+    """Returns the ids that a server decoded, or encodes text and an end."""
     whose, said = self.said.get(text, ('', []))
     if whose and whose == tokenizer.fingerprint():
       return said
@@ -50,31 +50,30 @@ class Corpus(NamedTuple):
 
 
 def digests(source: str) -> dict[str, str]:
-  """Hashes a corpus that is a file: {'text': SHA-256}; of others {}."""
+  """Hashes a corpus that is a file: {'text': SHA-256}; {} for others."""
   path = pathlib.Path(source)
   return {'text': files.sha256(path)} if path.is_file() else {}
 
 
 def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
-  """Reads the documents of a source, always in the same order.
+  """Reads a source's documents, always in the same order.
 
   Args:
     source: one of
       a .txt or .md file: one document, or several with END between them;
-      a .jsonl file of objects whose `field` is a text, or a list of texts,
-      which are joined by blank lines;
-      hf:org/name[:config]/split: rows as those of JSONL, by the `datasets`
-      package;
+      a .jsonl file: objects whose `field` is a text, or texts to join by blank
+      lines;
+      hf:org/name[:config]/split: rows like JSONL's, by the `datasets` package;
       stdlib:prose: Python's own manual; stdlib: the manual and up to 8 million
       characters of its library. Both differ between versions of Python;
       numbers: rows to try an encoder-decoder with, 'digits' ("409") and
       'words', the digits' names from the last on ("nine zero four").
     field: of JSONL and Hugging Face rows, their text.
-    source_field: of such rows, what an encoder reads before the text, or ''.
+    source_field: in such rows, what an encoder reads before the text, or ''.
 
   Raises:
-    ValueError: no such source, one that cannot be read, one without text; a
-      row with a source and no text, or the reverse.
+    ValueError: an unknown or unreadable source, or one without text; a row with
+      a source and no text, or the reverse.
   """
   rows = _rows(source)
   if rows is not None:
@@ -108,8 +107,8 @@ def read(source: str, *, field: str = 'text', source_field: str = '') -> Corpus:
 
 
 def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
-  """Reads the different conversations in `field` or 'messages' of rows, each up
-  to its last question; rows without messages are passed over."""
+  """Reads the different conversations in rows' `field` or 'messages', each up
+  to its last question; skips rows without messages."""
   found = {}
   for _, row in _rows(source) or ():
     said: Any = row.get(field, row.get('messages'))
@@ -125,9 +124,9 @@ def chats(source: str, field: str) -> list[Sequence[dict[str, str]]]:
 def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
   """Splits a corpus into (training part, held-out part).
 
-  About one document in `every`, and at least one, is held out; equal documents,
-  or those of equal sources, go to the same part. A single document is cut: its
-  last 1 / every is held out.
+  Holds out about one document in `every`, at least one; equal documents, or
+  those with equal sources, stay together. A single one loses its last 1 /
+  every.
   """
   # By hash, not by index: a corpus is often ordered by subject.
   keys = corpus.sources or corpus.documents
@@ -156,13 +155,13 @@ def held_out(corpus: Corpus, every: int) -> tuple[Corpus, Corpus]:
 def train_tokenizer(
   corpus: Corpus, vocab: int, folder: pathlib.Path
 ) -> tokenizer_lib.Tokenizer:
-  """Trains a byte-level BPE and writes it to a folder.
+  """Trains a byte-level BPE and writes it to a folder in Hugging Face's format.
 
-  Its id 0 is END; for a corpus with sources, ids 0 and 1 are those of T5. The
-  files are in Hugging Face's format, and the same for the same corpus.
+  Id 0 is END; for a corpus with sources, ids 0 and 1 are T5's. The same corpus
+  gives the same files.
 
   vocab: number of tokens, 257 (all bytes and END) or more; there are fewer if
-  no pair of tokens occurs twice any more.
+    no pair of tokens occurs twice any more.
   """
   specials = {'eos_token': END}
   inner = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -200,10 +199,8 @@ def train_tokenizer(
 def pack(
   corpus: Corpus, tokenizer: tokenizer_lib.Tokenizer, length: int
 ) -> np.ndarray:
-  """Packs the ids of all documents: int32 [rows, length].
-
-  A document continues in the next row; an incomplete last row is dropped.
-  """
+  """Packs all documents' ids: int32 [rows, length]. A document continues in the
+  next row; an incomplete last row is dropped."""
   every = (corpus.ids(x, tokenizer) for x in corpus.documents)
   ids = [np.asarray(x, np.int32) for x in every]
   tokens = sum(map(len, ids))
@@ -223,14 +220,14 @@ def pair_rows(
   length: int,
   source_length: int,
 ) -> dict[str, np.ndarray]:
-  """Makes rows for an encoder-decoder of the pairs of a corpus, one a pair.
+  """Makes rows for an encoder-decoder, one for each pair in a corpus.
 
-  Longer ones keep their beginning, targets then without eos; the log counts
+  Longer pairs keep their beginning, targets then without eos; the log counts
   them. start: the id that the decoder begins with.
 
   Returns:
     tokens [N, T]: start, target, eos, padding. counted [N, T]: true for the
-    target and its eos. source [N, I], source_length [N]: as types.Source.
+      target and its eos. source [N, I], source_length [N]: as types.Source.
   """
   end, N, cut = end_of(tokenizer), len(corpus.documents), 0
   tokens_NT = np.zeros((N, length), np.int32)
@@ -253,7 +250,7 @@ def pair_rows(
 
 
 def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Counts the columns before padding, [N], by the name in pair_rows."""
+  """Counts the columns before padding, [N], by name in pair_rows."""
   # The start is not counted.
   target_N = 1 + rows['counted'].sum(1)
   return dict(tokens=target_N, counted=target_N, source=rows['source_length'])
@@ -285,7 +282,7 @@ def _sha256(text: str) -> str:
 
 
 def _rows(source: str) -> Iterable[tuple[str, dict[str, Any]]] | None:
-  """Reads (place, row) of a source of rows; None of any other source."""
+  """Reads (place, row) from a source with rows; None for any other source."""
   if source.startswith('hf:'):
     return _dataset(source)
   if source.lower().endswith('.jsonl'):
@@ -316,7 +313,7 @@ def _dataset(source: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _texts(row: dict[str, Any], fields: Sequence[str], where: str) -> list[str]:
-  """Returns the texts of a row, [target], or [target, source], neither ''."""
+  """Returns a row's texts: [target], or [target, source], neither blank."""
   out = []
   for field in fields:
     value = row.get(field)
@@ -337,7 +334,7 @@ def _texts(row: dict[str, Any], fields: Sequence[str], where: str) -> list[str]:
 
 
 def _library() -> list[str]:
-  """Files of the standard library, by path, up to _MOST_CHARACTERS."""
+  """Reads the standard library by path, up to _MOST_CHARACTERS."""
   out, room = [], _MOST_CHARACTERS
   folder = pathlib.Path(sysconfig.get_path('stdlib'))
   inside = lambda path: path.relative_to(folder)

@@ -1,4 +1,4 @@
-"""The loss of a language model on text."""
+"""Computes a language model's loss on text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,18 +22,14 @@ def cross_entropy(
   layout: sharding.Layout | None = None,
   dropout: float = 0.0,
 ) -> step_lib.Loss:
-  """Makes the mean of -log q of the next token, in nats.
+  """Makes the mean of -log q for the next token, in nats.
 
   Batches have 'tokens' [B, T], 'counted' [B, T], true where the loss includes
-  the prediction of that token, and for an encoder 'source' [B, I] and
+  that token's prediction, and for an encoder 'source' [B, I] and
   'source_length' [B].
 
-  Args:
-    config: its dtype is that of the forward pass.
-    ids: as for lm.make.
-    remat: compute the layers again in the backward pass, to save memory.
-    layout: of the parameters on a mesh.
-    dropout: share that is zeroed.
+  config: its dtype is the forward pass's. ids: as for lm.make.
+  remat: compute layers again in the backward pass, to save memory.
   """
   model = lm.make(config, ids=ids, constrain=layout and layout.constrain)
   gather = gatherer(layout)
@@ -67,14 +63,14 @@ def gatherer(layout: sharding.Layout | None) -> Callable[[Any], Any]:
 
 
 def source_of(batch) -> types.Source | None:
-  """Returns the sources of a batch; None if it has none."""
+  """Returns a batch's sources; None if it has none."""
   if 'source' not in batch:
     return None
   return types.Source(batch['source'], batch['source_length'])
 
 
 def in_dtype(params: types.Params, dtype: str) -> types.Params:
-  """Parameters cast to the dtype of the forward pass."""
+  """Casts parameters to the forward pass's dtype."""
   return jax.tree.map(lambda x: x.astype(dtype), params)
 
 

@@ -1,4 +1,4 @@
-"""BLEU and ROUGE-L of a model's greedy answers to held-out sources."""
+"""Scores greedy answers to held-out sources by BLEU and ROUGE-L."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -30,11 +30,10 @@ def scores(
 ) -> Callable[[types.Params], dict[str, float]]:
   """Makes a function from params to {the metric's name: its value}.
 
-  Args:
-    model: an encoder-decoder; its params are not read.
-    held: pairs; the answers are compared with their documents.
-    rows: of text.pair_rows, of the same pairs; a source is read as cut there.
-    batch: rows that are decoded together.
+  model: an encoder-decoder; its params are not read.
+  held: pairs; the answers are compared with their documents.
+  rows: text.pair_rows of the same pairs; a source is read as cut there.
+  batch: rows decoded together.
   """
   metric, tokens_NT = metric_of(judge.metric), rows['tokens'][: judge.pairs]
   (count, T), ends = tokens_NT.shape, rows['source_length']
@@ -63,8 +62,8 @@ class Metric(NamedTuple):
 def metric_of(name: str) -> Metric:
   """Returns a metric; refuses one whose package is not installed.
 
-  'bleu': of the whole corpus (sacrebleu: Post 2018,
-  https://arxiv.org/abs/1804.08771). 'rouge': the mean F1 of ROUGE-L, of stems
+  'bleu': over the whole corpus (sacrebleu: Post 2018,
+  https://arxiv.org/abs/1804.08771). 'rouge': the mean F1 of ROUGE-L, by stems
   (Lin 2004, https://aclanthology.org/W04-1013).
   """
   try:
@@ -82,7 +81,7 @@ def _bleu() -> Metric:
   score = sacrebleu.BLEU(effective_order=True).sentence_score
 
   def parts(found: Sequence[str], wanted: Sequence[str]) -> np.ndarray:
-    """Lengths of answer and reference, and n-grams found and made."""
+    """Returns lengths of answer and reference, and n-grams found and made."""
     each = [score(x, [y]) for x, y in zip(found, wanted, strict=True)]
     return np.array(
       [[x.sys_len, x.ref_len, *x.counts, *x.totals] for x in each]

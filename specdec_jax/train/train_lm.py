@@ -1,5 +1,5 @@
-"""Trains a language model on a text, or an encoder-decoder on pairs of texts,
-and exports it (scripts/train.py)."""
+"""Trains a language model on text, or an encoder-decoder on pairs of texts, and
+exports it (scripts/train.py)."""
 
 import dataclasses
 import functools
@@ -96,10 +96,8 @@ def run(
   s: Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
   """Trains a model and writes it to workdir/model, in Hugging Face's format.
-
-  Resumes an earlier run there; see runner.run. changed: even if settings
-  differ, of those that may.
-  """
+  Resumes an earlier run there, as runner.run; changed: even if settings that
+  may change have changed."""
   read = text.digests(s.text.source)
   if s.model.source:
     read['model'] = sources.open_source(s.model.source).digest
@@ -173,7 +171,7 @@ def _check(s: Settings, config: model_config.LMConfig) -> None:
 def _of_size(
   size: str, tokenizer: tokenizer_lib.Tokenizer
 ) -> model_config.LMConfig:
-  """Returns the settings of a size, with the vocabulary of a tokenizer."""
+  """Returns a size's settings with a tokenizer's vocabulary."""
   config = model_config.sized(size, vocab=-(-tokenizer.size // 64) * 64)
   if config.encoder is None:
     return config
@@ -187,7 +185,7 @@ def _of_size(
 def _tokenizer(
   s: Text, corpus: text.Corpus, workdir: pathlib.Path, begun: bool
 ) -> tokenizer_lib.Tokenizer:
-  """Returns the tokenizer of the settings or of a begun run, or trains one."""
+  """Returns the settings' tokenizer or a begun run's, or trains one."""
   folder = workdir / 'tokenizer'
   if s.tokenizer:
     folder = pathlib.Path(s.tokenizer).expanduser()
@@ -248,7 +246,7 @@ def _task(
 def _rows(
   s: Text, model: load_lib.LanguageModel, corpus: text.Corpus
 ) -> dict[str, np.ndarray]:
-  """Batches of all rows; without sources, every token counts in the loss."""
+  """Makes all rows; without sources, every token counts in the loss."""
   if model.start is not None:
     lengths = s.length, s.source_length
     return text.pair_rows(corpus, model.tokenizer, model.start, *lengths)
