@@ -1,4 +1,4 @@
-"""Cells of papers beside ours, and the rule that says what became of them."""
+"""Papers' cells beside ours, and the rule that says what became of them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,7 +20,7 @@ OUTCOMES = 'reproduced', 'same direction', 'not', 'cannot tell', 'no interval'
 
 
 class Claim(NamedTuple):
-  """A number that a paper prints, and ours."""
+  """A paper's printed number, and ours."""
 
   cell: str  # of the paper
   prints: str  # what stands in it
@@ -41,7 +41,7 @@ class Claim(NamedTuple):
 
 
 def minus(x: intervals.Interval, value: float) -> intervals.Interval:
-  """Returns an interval, shifted."""
+  """Shifts an interval."""
   return intervals.Interval(*(None if y is None else y - value for y in x))
 
 
@@ -61,10 +61,7 @@ def outcome(x: Claim) -> str:
 
 
 def counts(every: Sequence[Claim]) -> dict[str, dict[str, int]]:
-  """Counts outcomes: speed apart from quality.
-
-  'no interval' only if one has.
-  """
+  """Counts outcomes, speed apart from quality; 'no interval' only if any."""
   found: dict[str, list[str]] = {}
   for x in every:
     found.setdefault(x.of, []).append(outcome(x))
@@ -90,7 +87,7 @@ def told(every: Sequence[Claim]) -> str:
 
 
 def lines(every: Sequence[Claim]) -> list[str]:
-  """Returns a line for each cell of the paper, and the rule of outcomes."""
+  """Writes a line for each of the paper's cells, and the rule of outcomes."""
   if not every:
     return []
   head = ['outcome', 'the paper', 'prints', 'ours', 'row, draft', 'reason']
@@ -116,7 +113,7 @@ def reason(x: Claim) -> str:
 
 
 def figure(every: Sequence[Claim]) -> bytes:
-  """Draws theirs beside ours as a PNG: of the first thing, such as speed."""
+  """Draws theirs beside ours as a PNG: for the first thing, such as speed."""
   some = [x for x in every if x.of == every[0].of]
   share, few = '%' in some[0].form, len(some) < 10
 

@@ -1,8 +1,7 @@
 """What the empirical tables share: flags, measuring, and stored results.
 
-A row's results are a file of their own, results/ROW.json, with the commit of
-the code that measured it. A run goes on with the rows that are not stored.
-Tables that are measured together read one set of texts.
+results/ROW.json stores a row's results with the commit that measured them; a
+run goes on with rows not stored. Tables measured together share texts.
 """
 
 import dataclasses
@@ -80,7 +79,7 @@ class Table(NamedTuple):
 
 
 def stored(folder: pathlib.Path, names) -> dict[str, Any]:
-  """The stored rows, in the order of the names."""
+  """Reads the stored rows, in the order of the names."""
   paths = {name: folder / f'{name}.json' for name in names}
   return {n: files.read_json(x) for n, x in paths.items() if x.exists()}
 
@@ -92,13 +91,8 @@ def measure(
 
   A row is loaded once for all tables that have it.
 
-  Args:
-    given: of each table the folder of its results, and its rows.
-    asked: how much to measure.
-
-  Raises:
-    ValueError: an unknown row, a model that is not there, or another row's
-      results of another commit.
+  given: for each table its results' folder, and its rows. Raises ValueError for
+  an unknown row, a missing model, or another row's results at another commit.
   """
   head, dirty = machine.commit(*page.WRITTEN)
   wanted = [
@@ -130,7 +124,7 @@ def measure(
 
 
 def _chosen(folder: pathlib.Path, every: Rows, head: str) -> list[str]:
-  """The rows to measure; raises ValueError as measure does."""
+  """Picks the rows to measure; raises ValueError as measure does."""
   chosen = _NAMES.value or [n for n, x in every.items() if not x.missing()]
   for name in chosen:
     if name not in every:
@@ -155,7 +149,7 @@ def _chosen(folder: pathlib.Path, every: Rows, head: str) -> list[str]:
 def folders_of(
   tables: Sequence[Table],
 ) -> tuple[pathlib.Path, list[pathlib.Path]]:
-  """(where the report goes, where the results of each table are).
+  """Returns (the report's folder, each table's results folder).
 
   With --results=DIR, or quick: a folder, and one in it for each table.
   """
@@ -166,7 +160,7 @@ def folders_of(
 
 
 def rows(table: Table) -> dict[str, Row]:
-  """The rows of a table by name, as the flags have them."""
+  """Returns a table's rows by name, as the flags have them."""
   if bool(_TARGET.value) != bool(_DRAFT.value):
     lost = '--draft' if _TARGET.value else '--target'
     raise ValueError(f'{lost}: empty; a pair is --target and --draft')
@@ -201,22 +195,22 @@ def asked() -> Asked:
 
 
 def _most(asked: Asked) -> int:
-  """Prompts that are enough, of answers that may be short."""
+  """Returns how many prompts are enough if answers are short."""
   return 8 if asked.tokens < 100 else max(64, asked.tokens // 4)
 
 
 def interval(
   sums: Sequence[Sequence[float]], column: int
 ) -> intervals.Interval:
-  """A mean over tokens, with its interval over requests.
+  """Averages over tokens, with an interval over requests.
 
-  sums: of each request, its tokens, then sums over them; column: which.
+  sums: each request's tokens, then sums over them; column: which.
   """
   return resampled.interval(means(sums, column), len(sums))
 
 
 def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
-  """The mean, then those of resampled requests; paired for the same ones."""
+  """Returns the mean, then resampled requests'; paired for the same ones."""
   times_RB = resampled.draws(len(sums))
   at = lambda i: times_RB @ [float(x[i]) for x in sums]
   return at(column) / at(0)
@@ -225,11 +219,7 @@ def means(sums: Sequence[Sequence[float]], column: int) -> np.ndarray:
 def measured(
   arms: Sequence[plan_lib.Arm], plan: plan_lib.Plan, repeats: int, programs=None
 ) -> timing.Measured:
-  """timing.measured, each prompt so often.
-
-  Raises:
-    ValueError: logits that are not finite.
-  """
+  """Runs timing.measured so often; ValueError if logits are not finite."""
   bench = dataclasses.replace(plan.bench, repeats=repeats)
   found = timing.measured(arms, plan._replace(bench=bench), programs)
   if found.failed:
@@ -240,13 +230,13 @@ def measured(
 def improvement(
   mine: timing.Runs, plain: timing.Runs, *, whole: bool = False
 ) -> intervals.Interval:
-  """timing.improvements of one arm that was chosen before it was measured."""
+  """Returns timing.improvements for one arm chosen before it was measured."""
   runs = {'plain': plain, 'mine': mine}
   return timing.improvements(runs, whole=whole)['mine']
 
 
 def beside(every: Rows, cells: Cells, target: str, draft: str):
-  """(row, draft) of what is measured beside a draft of a paper's target."""
+  """Lists (row, draft) measured beside the draft of a paper's target."""
   return [
     (name, x)
     for name in cells
@@ -256,7 +246,7 @@ def beside(every: Rows, cells: Cells, target: str, draft: str):
 
 
 def lines(cells: Cells, every: Rows) -> list[dict[str, Any]]:
-  """All cells, each with the name of its target."""
+  """Lists all cells, each with its target's name."""
   return [
     {'target': every[name].name} | x
     for name, found in cells.items()

@@ -1,4 +1,4 @@
-"""A row with its models: its texts, answers, and whether it does its task."""
+"""Loads a row's models and texts; tells whether its target does its task."""
 
 import dataclasses
 import pathlib
@@ -43,14 +43,8 @@ class Loaded(NamedTuple):
 def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
   """Loads target and drafts, and reads the prompts.
 
-  Args:
-    row: what to load.
-    gammas: those that table 2 chooses from, ascending.
-    most: prompts.
-
-  Raises:
-    ValueError: a source that cannot be read, too few texts, or a metric whose
-      package is not installed.
+  gammas: those that table 2 chooses from, ascending. most: prompts. Raises
+  ValueError for an unreadable source, too few texts, or a metric not installed.
   """
   if row.metric:
     text_metrics.metric_of(row.metric)
@@ -89,7 +83,7 @@ def load(row: Row, gammas: tuple[int, ...], most: int) -> Loaded:
 
 
 def _counted(target, row: Row, order: int, folder: str) -> str:
-  """A file of n-grams of the row's text."""
+  """Writes a file with the n-grams in the row's text."""
   corpus = text.read(
     row.counted,
     field=row.counted_field,
@@ -105,7 +99,7 @@ def _counted(target, row: Row, order: int, folder: str) -> str:
 
 
 def plan(loaded: Loaded, temperature: float, rows: int, seed: int = 0):
-  """The plan of all prompts, `rows` at a time, at one temperature."""
+  """Plans all prompts, `rows` at a time, at one temperature."""
   e, row = loaded.experiment, loaded.row
   top_k = row.top_k if temperature else 0
   found = plan_lib.make(e, loaded.prompts)
@@ -123,11 +117,11 @@ def plan(loaded: Loaded, temperature: float, rows: int, seed: int = 0):
 def traces(
   loaded: Loaded, temperature: float, tokens: int, seed: int = 0
 ) -> dict[str, list[replay.Text]]:
-  """By draft, its probabilities along one set of texts of the target.
+  """Records each draft's probabilities along one set of the target's texts.
 
   Where it is sampled, with every rule of LOSSY. Recorded once for all tables.
 
-  tokens: texts are decoded until they have as many, or no prompt is left.
+  tokens: decodes texts until they have as many, or no prompt is left.
   """
   if (key := (temperature, tokens, seed)) in loaded.traced:
     return loaded.traced[key]
@@ -152,8 +146,8 @@ def traces(
 class Gate(NamedTuple):
   """Whether a target does its task, greedily on `texts` sources.
 
-  metric: the row's; value: of the answers; least: what it has to reach.
-  distinct: share of answers unlike all before.
+  metric: the row's; value: the answers'; least: what it has to reach. distinct:
+  share of answers unlike all before.
   """
 
   metric: str
@@ -170,7 +164,7 @@ class Gate(NamedTuple):
 
 
 def gate(loaded: Loaded) -> Gate | None:
-  """The Gate of a target; None without references."""
+  """Returns a target's Gate; None without references."""
   if not loaded.references:
     return None
   arm = plan_lib.Arm('the target', '', 0, loaded.plain)
@@ -181,9 +175,9 @@ def gate(loaded: Loaded) -> Gate | None:
 
 
 def least_of(loaded: Loaded) -> float:
-  """What the answers have to reach in the row's metric.
+  """Returns what the answers have to reach in the row's metric.
 
-  A summary of a function has to say more than the function's name in words.
+  A function's summary has to say more than the function's name in words.
   """
   if loaded.row.metric == 'bleu':
     return BLEU
@@ -192,7 +186,7 @@ def least_of(loaded: Loaded) -> float:
 
 
 def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
-  """The row's metric of answers by prompt; None without references."""
+  """Scores answers by prompt in the row's metric; None without references."""
   if not loaded.references:
     return None
   metric = text_metrics.metric_of(loaded.row.metric)
@@ -202,11 +196,10 @@ def quality(loaded: Loaded, found: Mapping[str, str]) -> float | None:
 def qualities(
   loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float
 ) -> dict[str, np.ndarray]:
-  """The row's metric by arm, of answers to all prompts with references.
+  """Scores answers to all prompts with references in the row's metric.
 
-  Returns:
-    By the arm's name the metric, then those of resampled prompts, the same ones
-    for every arm.
+  Returns by the arm's name the metric, then that of resampled prompts, the same
+  ones for every arm.
   """
   metric, out = text_metrics.metric_of(loaded.row.metric), {}
   for name, found in _answered(loaded, arms, temperature):
@@ -220,7 +213,7 @@ def qualities(
 def _answered(
   loaded: Loaded, arms: Sequence[plan_lib.Arm], temperature: float
 ) -> Iterator[tuple[str, dict[str, str]]]:
-  """Of each arm its name, and its answers to all prompts by prompt."""
+  """Yields each arm's name, and its answers to all prompts by prompt."""
   whole = plan(loaded, temperature, ROWS)
   groups = plan_lib.groups(arms, whole, whole.test)
   for arm in arms:
@@ -233,7 +226,7 @@ def _answered(
 
 
 def texts_of(loaded: Loaded, answers) -> dict[str, str]:
-  """The answers as texts, by prompt, without the token that ends them."""
+  """Decodes the answers by prompt, without the token that ends them."""
   tokenizer = loaded.experiment.target.tokenizer
   stop, out = set(tokenizer.eos_ids), {}
   for x in answers.values():

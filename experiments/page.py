@@ -1,4 +1,4 @@
-"""Pages of the experiments: tables, what made them, results beside a README."""
+"""Pages for experiments: tables, what made them, results beside a README."""
 
 import json
 import pathlib
@@ -16,7 +16,7 @@ MARKS = '<!-- filled by run.sh -->', '<!-- end -->'
 
 
 class Part(NamedTuple):
-  """A table of a page, below a text; columns: as of tables.columns."""
+  """A page's table, below a text; columns: as for tables.columns."""
 
   about: str
   columns: str
@@ -24,7 +24,7 @@ class Part(NamedTuple):
 
 
 def lines(part: Part) -> list[str]:
-  """Returns the lines of a part, and an empty one."""
+  """Writes a part's lines, and an empty one."""
   columns = tables.columns(part.columns)
   return [part.about, '', *tables.markdown(part.rows, columns), '']
 
@@ -57,7 +57,7 @@ def plain(doc: Any) -> Any:
 
 
 def kept(known: Mapping[str, Any] | None, doc: Mapping[str, Any]) -> list:
-  """Returns the cells of an older document if all else is as in doc."""
+  """Returns an older document's cells if all else is as in doc."""
   same = lambda x: {name: x[name] for name in doc if name != 'cells'}
   if known and same(known) == plain(same(doc)):
     return known['cells']
@@ -65,7 +65,7 @@ def kept(known: Mapping[str, Any] | None, doc: Mapping[str, Any]) -> list:
 
 
 def differing(audit: Mapping[str, Any], failed: int = 0) -> str:
-  """Writes tables.identity of an audit as its JSON is read."""
+  """Writes tables.identity for an audit as its JSON is read."""
   found = tuple(records.Finding(**x) for x in audit['findings'])
   given = records.Audit(**{**audit, 'findings': found})
   return tables.identity([given], failed=failed)
@@ -77,13 +77,13 @@ def away(alpha: Mapping[str, Any] | None) -> str:
 
 
 def made_by() -> dict[str, Any]:
-  """`commit` and `dirty` of machine.describe, of the code alone: WRITTEN."""
+  """Returns machine.describe's `commit` and `dirty`, without WRITTEN."""
   commit, dirty = machine.commit(*WRITTEN)
   return {'commit': commit, 'dirty': dirty}
 
 
 def made_on(m: dict[str, Any]) -> str:
-  """Writes the commit and the machine of machine.describe."""
+  """Writes machine.describe's commit and machine."""
   return (
     f'{machine.made_by(m["commit"], m["dirty"])}, {m["cores"]} cores, '
     f'{m["cpu"]}, {m["device"]}, jax {m["jax"]}.'
@@ -91,15 +91,10 @@ def made_on(m: dict[str, Any]) -> str:
 
 
 def filled(page: str, lines: Sequence[str], name: str = '') -> str:
-  """Returns the page with these lines between its marks.
+  """Replaces the lines between a page's marks.
 
-  Args:
-    page: the text of a README.
-    lines: to put there in place of what is there.
-    name: of the block, on a page with several.
-
-  Raises:
-    ValueError: a page without the two marks.
+  page: a README's text. name: the block's, on a page with several. Raises
+  ValueError for a page without the two marks.
   """
   first, last = (
     mark.replace(' -->', f' {name} -->') if name else mark for mark in MARKS
@@ -111,7 +106,7 @@ def filled(page: str, lines: Sequence[str], name: str = '') -> str:
 
 
 def fill(home: pathlib.Path, text: str, name: str = '') -> None:
-  """Puts a text between the marks of the README.md of a folder."""
+  """Puts a text between the marks in a folder's README.md."""
   readme = home / 'README.md'
   page = filled(readme.read_text('utf-8'), text.split('\n'), name)
   files.write(readme, page.removesuffix('\n'))
@@ -141,16 +136,12 @@ def write(
   name: str = '',
   outcome: str = '',
 ) -> None:
-  """Writes NAME.md of the experiment that lives in home.
+  """Writes NAME.md for the experiment that lives in home.
 
   Fills the README too if the folder is the experiment's own, home/results.
 
-  Args:
-    folder: of the results.
-    home: of the README.
-    text: of the README's block.
-    name: of that block, if it has several; else the experiment's.
-    outcome: what stands above it, in a block of that name.
+  text: the README's block. name: that block's, if it has several; else the
+  experiment's. outcome: what stands above it, in a block of that name.
   """
   name = name or home.name
   beside = outcome.replace('](results/', '](') + '\n\n' * bool(outcome)

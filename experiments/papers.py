@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 
 def printed(value: float, digits: int) -> tuple[float, float]:
-  """The ends of what rounds to a printed number."""
+  """Returns the ends of what rounds to a printed number."""
   half = 0.5 * 10**-digits
   return value - half, value + half
 

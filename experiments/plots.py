@@ -1,7 +1,6 @@
 """Figures in one plain style: colours that also differ in grey, named curves.
 
-Needs matplotlib (the extra `plots`). Nothing is shown on a screen and nothing
-global is changed.
+Needs matplotlib (the extra `plots`). Shows nothing, changes nothing global.
 """
 
 import io
@@ -40,7 +39,7 @@ PALE = '0.8'  # intervals and reference lines
 def png(
   paint: Callable[[Axes], None], *, size: tuple[float, float] = (6.4, 4.0)
 ) -> bytes:
-  """Returns a PNG of what paint(axes) draws; size in inches of 160 pixels."""
+  """Returns a PNG with what paint(axes) draws; size in inches of 160 pixels."""
   with matplotlib.rc_context(STYLE):
     page = figure.Figure(figsize=size, dpi=160, layout='constrained')
     paint(page.subplots())
@@ -69,7 +68,7 @@ def curve(
   """Draws the i-th curve in its own colour, dash and mark, and names it.
 
   left: the name stands before the curve's first point, not after its last.
-  changes: of matplotlib's Axes.plot.
+  changes: for matplotlib's Axes.plot.
   """
   look: dict[str, Any] = dict(
     linestyle=DASHES[i % len(DASHES)],
@@ -95,10 +94,7 @@ def curve(
 def whiskers(
   axes: Axes, found: Sequence[Interval], name: str, i: int, **changes: Any
 ) -> None:
-  """Draws a point a row, with its interval, in the i-th look.
-
-  changes: of matplotlib's Axes.errorbar.
-  """
+  """Draws a point a row, with its interval; changes: for Axes.errorbar."""
   ends = [
     (x.value - x.low, x.high - x.value) if x.low is not None else (0, 0)
     for x in found
@@ -119,7 +115,7 @@ def level(axes: Axes, y: float) -> None:
 
 
 def rows(axes: Axes, names: Sequence[str]) -> None:
-  """Names the rows of a chart of points, the first one on top."""
+  """Names the rows in a chart of points, the first one on top."""
   axes.set_yticks(range(len(names)), names)
   axes.set_ylim(len(names) - 0.5, -0.5)
   axes.tick_params(axis='y', length=0)

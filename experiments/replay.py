@@ -1,19 +1,19 @@
-"""Acceptance of a rule at any gamma, computed from one run of plain decoding.
+"""Computes a rule's acceptance at any gamma from one run of plain decoding.
 
-The text of a lossless rule follows the target's distribution, whatever was
-drafted. So take a text x_1, x_2, ... of the target, and let r_i = q(x_i) /
-p(x_i) and R_k = r_1 ... r_k from the start of a window. Given the text, the
-window drafts x_1 ... x_k and keeps them with a known probability: the joint one
-of drafting, accepting and emitting these tokens, over the target's probability
-of them. It depends on the ratios alone:
+A lossless rule's text follows the target's distribution, whatever was drafted.
+So take a text x_1, x_2, ... of the target, and let r_i = q(x_i) / p(x_i) and
+R_k = r_1 ... r_k from a window's start. Given the text, the window drafts x_1
+... x_k and keeps them with a known probability: the joint one of drafting,
+accepting and emitting these tokens, over the target's probability of them. It
+depends on the ratios alone:
 
     reject    min(1, r_1) ... min(1, r_k)
     block     min(1, R_1, ..., R_k)
 
 Neither depends on gamma, except that the window ends there. A window that keeps
 k drafts starts the next one k + 1 tokens later. Summed over all ways to walk
-along a text, that gives its expected windows, and all tokens over all windows
-are the block efficiency, without taking positions to be independent.
+along a text, that gives its expected windows; all tokens over all windows are
+the block efficiency, without taking positions to be independent.
 
 Not so for a drafter that proposes by what it sees at a window's start (lookup,
 eagle) or stops early, nor for a lossy rule, which emits another text. Ties that
@@ -41,7 +41,7 @@ from specdec_jax.verify import chain
 
 
 def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
-  """log P(k drafts equal the text and are accepted | text), k = 1 to K.
+  """Computes log P(k drafts equal the text, accepted | text), k = 1 to K.
 
   A draft x is drawn and accepted with probability min(p, q); over p: min(1, r).
   Leviathan et al. 2023, Algorithm 1 (https://arxiv.org/abs/2211.17192).
@@ -50,7 +50,7 @@ def reject(log_ratio_XK: np.ndarray) -> np.ndarray:
 
 
 def block(log_ratio_XK: np.ndarray) -> np.ndarray:
-  """The same for block verification: the least of 1, R_1, ..., R_k.
+  """Computes the same for block verification: the least of 1, R_1, ..., R_k.
 
   R_k = r_1 ... r_k. Sun et al. 2024, Algorithm 2 (2403.10444) draws x_1..x_k
   and keeps them with probability q(x_1..x_k) w_k, w_k = min(w_{k-1} p / q, 1);
@@ -68,15 +68,12 @@ def count(
   rule: Callable[[np.ndarray], np.ndarray],
   limit: int,
 ) -> np.ndarray:
-  """Expected windows of each text by accepted drafts: [B, 1 + limit, N].
+  """Counts each text's expected windows by accepted drafts: [B, 1 + limit, N].
 
   [:, gamma] is for gamma 0 to the limit, and counts the accepted drafts that
   were emitted, as types.Info.hist_BN does.
 
-  Args:
-    ratios: of the tokens of each text.
-    rule: a function of RULES.
-    limit: the largest gamma.
+  ratios: each text's, by token. rule: one of RULES. limit: the largest gamma.
   """
   tokens_B = np.array([len(r) for r in ratios], int)
   ratio_BT = np.zeros((len(ratios), max(tokens_B, default=0)))
@@ -91,7 +88,7 @@ def count(
 
 
 def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
-  """P(a window from t accepts at least n drafts | text): [B, T, N].
+  """Computes P(a window from t accepts at least n drafts | text): [B, T, N].
 
   1 for n = 0; the same for every gamma >= n. Past the text's end ratios are 0,
   so that no accepted draft lies beyond the emitted tokens.
@@ -105,13 +102,13 @@ def at_least(ratio_BT, rule, limit: int) -> np.ndarray:
 
 
 def accepted(kept_BTN, gamma: int) -> np.ndarray:
-  """P(exactly n of gamma drafts are accepted | text): [B, T, gamma + 1]."""
+  """Computes P(exactly n of gamma drafts kept | text): [B, T, gamma + 1]."""
   kept = kept_BTN[..., : gamma + 1]
   return kept - np.pad(kept[..., 1:], ((0, 0), (0, 0), (0, 1)))
 
 
 def walk(accepted_BTN, tokens_B) -> np.ndarray:
-  """Expected windows by accepted drafts [B, N], over every way to cut a text.
+  """Counts expected windows by accepted drafts [B, N], over every way to cut.
 
   A window that starts at t and accepts n drafts emits n + 1 tokens, so the next
   one starts at t + n + 1, unless the text ends before.
@@ -136,7 +133,7 @@ def walk(accepted_BTN, tokens_B) -> np.ndarray:
 
 
 class Text(NamedTuple):
-  """A text from plain decoding, scored by a target and a draft."""
+  """A plainly decoded text, scored by a target and a draft."""
 
   id: str  # the prompt's
   tokens: Sequence[int]  # without the prompt
@@ -158,7 +155,7 @@ class Row(NamedTuple):
 
 
 def efficiencies(texts: Sequence[Text], limit: int) -> list[Row]:
-  """Block efficiency at gamma 0 to the limit; 95 % intervals over texts."""
+  """Computes block efficiency to gamma `limit`; 95 % intervals over texts."""
   times_RB = resampled.draws(len(texts))
   tokens_R = times_RB @ [float(len(text.tokens)) for text in texts]
   each = [ratios(text) for text in texts]
@@ -176,7 +173,7 @@ def efficiencies(texts: Sequence[Text], limit: int) -> list[Row]:
 
 
 def ratios(text: Text) -> np.ndarray:
-  """q / p of each token.
+  """Computes q / p at each token.
 
   Two programs round differently, so an emitted token can have p = 0 here, at
   the edge of a top-k or at a greedy tie. p is set to 1 there, as plain decoding
@@ -198,17 +195,10 @@ def record(
 ) -> list[list[Text]]:
   """Decodes every prompt plainly and scores the texts with each engine.
 
-  Args:
-    plain: a build.Engine that decodes at gamma 0.
-    engines: one or more, of the same target, whose q is a model.
-    plan: prompts, sampling settings and sizes.
-    rules: lossy ones, for Text.rules.
-
-  Returns:
-    For each engine the same texts, in the order of the prompts.
-
-  Raises:
-    ValueError: logits that are not finite.
+  plain: a build.Engine that decodes at gamma 0. engines: one or more with the
+  same target, whose q is a model. rules: lossy ones, for Text.rules. Returns
+  for each engine the same texts, in the prompts' order. Raises ValueError for
+  logits that are not finite.
   """
   for engine in engines:
     name = engine.drafter.name
@@ -241,7 +231,7 @@ def record(
 
 
 def _scored(engine, answers, columns_BLX) -> list[Text]:
-  """The texts of a group, from the columns of `scores`."""
+  """Makes a group's texts from the columns that `scores` returns."""
   texts = []
   for row, answer in enumerate(answers):
     start = len(answer.item.tokens)
@@ -274,17 +264,10 @@ def scores(
 ) -> list[jax.Array]:
   """Scores texts with the target, once, and with every draft, teacher-forced.
 
-  Args:
-    params, draft_params: of the target, and of each draft.
-    request: the texts, prompts included; they end at limit_B.
-    target, drafts: the models.
-    rules: lossy ones.
-    chunk: tokens that a model reads at a time.
-
-  Returns:
-    p as in Text; then of each draft q and overlap, and of each rule alpha and
-    total variation, [B, L] each. p or q is NaN where the model's logits are
-    not finite.
+  request: the texts, prompts included; they end at limit_B. rules: lossy ones.
+  chunk: tokens that a model reads at a time. Returns p as in Text; then for
+  each draft q and overlap, and for each rule alpha and total variation, [B, L]
+  each. p or q is NaN where the model's logits are not finite.
   """
 
   def columns(index_T, *logits):

@@ -1,4 +1,4 @@
-"""Pages of the empirical tables and of all together, from what is stored."""
+"""Writes each empirical table's page and the report, from what is stored."""
 
 import dataclasses
 import pathlib
@@ -25,11 +25,7 @@ class Page(NamedTuple):
 
 
 def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
-  """Makes the page of what is stored: the outcome, then tables.
-
-  Raises:
-    ValueError: results of several commits.
-  """
+  """Makes the page for what is stored; ValueError for several commits."""
   found = empirical.stored(folder, every)
   run = f'bash experiments/{table.name}/run.sh'
   if not found:
@@ -58,7 +54,7 @@ def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
 
 
 def write(found: Page, folder: pathlib.Path) -> None:
-  """Writes a page, and the picture of its claims."""
+  """Writes a page, and its claims' picture."""
   name = found.table.name
   if found.claims:
     files.write(folder / f'{name}.png', claims_lib.figure(found.claims))
@@ -83,7 +79,7 @@ def _caption(found: Mapping[str, Any]) -> str:
 
 
 def _shown(row: Row, doc) -> Row:
-  """Returns the row of stored results, a toy if its target fails its gate.
+  """Returns the row with stored results, a toy if its target fails its gate.
 
   Its drafts are those that were measured, wherever their models are now.
   """
@@ -126,11 +122,7 @@ def _notes(
 
 
 def run(tables: Sequence[empirical.Table]) -> bool:
-  """Writes report.md; of the experiments' own results, README's summary too.
-
-  Raises:
-    ValueError: results of several commits, or none.
-  """
+  """Writes report.md and README's summary; ValueError for several commits."""
   output, folders = empirical.folders_of(tables)
   program.open_workdir(str(output))
   found = pages(tables, folders, [empirical.rows(x) for x in tables])
@@ -146,11 +138,7 @@ def pages(
   folders: Sequence[pathlib.Path],
   every: Sequence[Rows],
 ) -> list[Page]:
-  """Makes the pages of several tables.
-
-  Raises:
-    ValueError: results of several commits, or none at all.
-  """
+  """Makes the tables' pages; ValueError for several commits, or no results."""
   found = [rendered(*x) for x in zip(tables, folders, every, strict=True)]
   commits = {x.table.name: x.commit for x in found if x.commit}
   if not commits:
@@ -164,7 +152,7 @@ def pages(
 
 
 def _heads(table: empirical.Table) -> tuple[str, str]:
-  """Reads the title and the claim of an experiment's README."""
+  """Reads the title and the claim in an experiment's README."""
   title, claim = (table.home / 'README.md').read_text('utf-8').split('\n\n')[:2]
   return title.removeprefix('# '), claim.removeprefix('**Claim.** ')
 

@@ -1,4 +1,4 @@
-"""Intervals of the papers' tables, over resampled requests or prompts."""
+"""Intervals for the papers' tables, over resampled requests or prompts."""
 
 import functools
 
@@ -10,7 +10,7 @@ from specdec_jax.bench import intervals
 
 @functools.lru_cache(maxsize=4)  # a page asks for the same ones a hundred times
 def draws(prompts: int, resamples: int = 2000) -> np.ndarray:
-  """How often each prompt is drawn: [1 + R, prompts].
+  """Counts how often each prompt is drawn: [1 + R, prompts].
 
   Each once, then in every resample if there are intervals.FEWEST or more.
   """
@@ -22,10 +22,10 @@ def draws(prompts: int, resamples: int = 2000) -> np.ndarray:
 
 
 def interval(value_R, prompts: int) -> intervals.Interval:
-  """The first value with its 95 % interval, by how far those after it spread.
+  """Returns the first value with its 95 % interval, from the others' spread.
 
   For the rows of `draws(prompts)`. Their percentiles would be too narrow for
-  few prompts: 88 % of seven instead of 95 %.
+  few prompts: 88 % for seven instead of 95 %.
   """
   value = float(value_R[0])
   if len(value_R) == 1:
@@ -36,9 +36,9 @@ def interval(value_R, prompts: int) -> intervals.Interval:
 
 
 def one_of(x: intervals.Interval, many: int) -> intervals.Interval:
-  """The interval of one of `many`, whichever of them is looked at: wider.
+  """Widens an interval for one of `many`, whichever of them is looked at.
 
-  x: a 95 % interval of a sample that is large enough to be normal.
+  x: a 95 % interval from a sample that is large enough to be normal.
   """
   if x.value is None or x.low is None or x.high is None:
     return x

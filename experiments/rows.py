@@ -1,6 +1,6 @@
-"""The rows of the empirical tables: targets, their drafts, and prompts.
+"""The empirical tables' rows: targets, their drafts, and prompts.
 
-The rows are in rows.toml. Those whose models are not trained here yet have a
+They are in rows.toml. Those whose models are not trained here yet have a
 command that trains them; `quick` takes tiny random models instead.
 """
 
@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Draft:
-  """A draft of a row."""
+  """A row's draft."""
 
   name: str  # in the tables
   theirs: str = ''  # the paper's draft that it is shown beside
@@ -52,7 +52,7 @@ class Row:
   command: str = ''  # that trains what is missing
 
   def missing(self) -> list[str]:
-    """Folders and files of models and texts that are not there."""
+    """Lists the models' and texts' folders and files that are not there."""
     sources = [self.target, self.prompts, self.counted]
     sources += [x.source for x in self.drafts if not x.optional]
     paths = [pathlib.Path(x) for x in sources if x.startswith(('/', './'))]
@@ -66,7 +66,7 @@ Cells = Mapping[str, list[dict[str, Any]]]
 
 
 def all_rows(models: pathlib.Path) -> dict[str, Row]:
-  """Every row of rows.toml by name, with its trained models below a folder."""
+  """Reads rows.toml, by name, with the trained models below a folder."""
   models = models.resolve()
   text = (ROOT / 'experiments/rows.toml').read_text('utf-8')
   data = tomllib.loads(text.replace('{models}', str(models)))
@@ -81,7 +81,7 @@ def all_rows(models: pathlib.Path) -> dict[str, Row]:
 
 
 def pair(target: str, draft: str, prompts: str) -> Row:
-  """Two models of yours; prompts: a JSONL file, or empty."""
+  """Makes a row from two models of yours; prompts: a JSONL file, or empty."""
   drafts = (*NGRAMS, Draft('draft', source=draft))
   return Row('pair', target, drafts, prompts or 'built in')
 
@@ -95,7 +95,7 @@ _LARGE = {
 
 
 def quick(row: Row) -> Row:
-  """The same row with tiny random models, and built-in prompts."""
+  """Gives a row tiny random models, and built-in prompts."""
   size = 't5_tiny' if row.theirs.startswith('T5') else 'tiny'
   drafts = tuple(
     dataclasses.replace(

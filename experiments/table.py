@@ -1,4 +1,4 @@
-"""Measures and renders a table of a paper, or reports on all.
+"""Measures and renders a paper's table, or reports on all.
 
 python experiments/table.py leviathan_table2 [--rows=titles,chat] [--quick]
 python experiments/table.py leviathan_table3 leviathan_table5    # read once
@@ -74,9 +74,8 @@ def compute(name: str, workdir: str = '') -> bool:
 def run(names: list[str]) -> bool:
   """Measures the rows that are not stored, and renders the pages.
 
-  Raises:
-    ValueError: an unknown table or row, a model that is not there, or results
-      of another commit; before anything is measured.
+  Raises ValueError for an unknown table or row, a missing model, or results
+  from another commit; before anything is measured.
   """
   if len(names) == 1 and names[0] in COMPUTED:
     return compute(names[0], _WORKDIR.value)

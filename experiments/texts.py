@@ -1,4 +1,4 @@
-"""Texts that the rows' models learn from, as JSONL for the training programs.
+"""Writes the texts that the rows' models learn from, as JSONL for training.
 
 python experiments/texts.py --multi30k=DIR --output=DIR
 python experiments/texts.py --docstrings --output=DIR
@@ -9,12 +9,12 @@ The first writes pairs of English and German captions. DIR has train.en.gz,
 train.de.gz and test_2016_flickr's, as in https://github.com/multi30k/dataset
 (data/task1/raw). Line i of both is a pair.
 
-The second writes paragraphs of the docstrings of this Python's library and of
-what is installed, for drafts of a model that writes titles. None is in Python's
-manual, whose titles judge them.
+The second writes docstring paragraphs from this Python's library and what is
+installed, for drafts of a model that writes titles. None is in Python's manual,
+whose titles judge them.
 
-The third writes pairs of their functions and the first line of its docstring.
-Every package is in one part; no function and no line is in both.
+The third writes pairs of their functions and the docstring's first line. Every
+package is in one part; no function and no line is in both.
 
 The fourth writes the manual and this Python's library, less one document in 20.
 """
@@ -60,7 +60,7 @@ _SKIPPED = {'site-packages', 'test', 'tests', 'idlelib', 'lib2to3'}
 
 
 def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
-  """(prompts, references by prompt) of a row, in the order of their use.
+  """Reads a row's (prompts, references by prompt), in the order of their use.
 
   Args:
     source: questions, questions:code, questions:maths: generated; paragraphs:
@@ -70,7 +70,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
       reads them.
     most: prompts.
     counted: source of the text that n-grams are counted on.
-    field: of the references of pairs; empty: there are none.
+    field: the references' in pairs; empty: there are none.
     tokenizer: cuts pieces.
   """
   make = lambda found: tuple(
@@ -97,11 +97,7 @@ def prompts(source: str, most: int, *, counted: str, field: str, tokenizer):
 
 
 def pairs(folder: str, name: str) -> list[dict[str, str]]:
-  """The captions {'en', 'de'} of a part.
-
-  Raises:
-    ValueError: a file that is not there, or numbers of lines that differ.
-  """
+  """Reads a part's captions {'en', 'de'}; ValueError if files do not pair."""
   texts = {}
   for language in ('en', 'de'):
     path = pathlib.Path(folder) / f'{name}.{language}.gz'
@@ -121,13 +117,13 @@ def pairs(folder: str, name: str) -> list[dict[str, str]]:
 
 
 def apart(train, test) -> list[dict[str, str]]:
-  """The rows of train that share no text with test."""
+  """Keeps the rows in train that share no text with test."""
   seen = {x for row in test for x in row.values()}
   return [row for row in train if not seen & set(row.values())]
 
 
 def parsed(folder: pathlib.Path) -> Iterator[tuple[str, list[str], ast.Module]]:
-  """(package, lines, tree) of the modules below a folder, without tests."""
+  """Yields (package, lines, tree) for a folder's modules, without tests."""
   for path in sorted(folder.rglob('*.py')):
     parts = path.relative_to(folder).parts
     if _SKIPPED & set(parts):
@@ -143,7 +139,7 @@ def parsed(folder: pathlib.Path) -> Iterator[tuple[str, list[str], ast.Module]]:
 
 
 def docstrings(folder: pathlib.Path) -> Iterator[str]:
-  """Paragraphs of the docstrings below a folder that read as sentences."""
+  """Yields docstrings' paragraphs below a folder that read as sentences."""
   for _, _, tree in parsed(folder):
     for node in ast.walk(tree):
       if isinstance(
@@ -157,10 +153,10 @@ def docstrings(folder: pathlib.Path) -> Iterator[str]:
 
 
 def functions(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
-  """(package, {'code', 'summary'}) of the functions below a folder.
+  """Yields (package, {'code', 'summary'}) for the functions below a folder.
 
-  code: the beginning of a function, without its docstring and decorators.
-  summary: the docstring's first line, if it is a sentence of its own.
+  code: a function's beginning, without its docstring and decorators. summary:
+  the docstring's first line, if it is a sentence of its own.
   """
   for package, lines, tree in parsed(folder):
     for node in ast.walk(tree):
@@ -179,13 +175,13 @@ def functions(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def name_of(code: str) -> str:
-  """The name of a function in words."""
+  """Splits a function's name into words."""
   found = re.match(r'(?:async )?def (\w+)', code)
   return ' '.join((found[1] if found else '').split('_')).strip()
 
 
 def split(found) -> dict[str, list[dict[str, str]]]:
-  """The parts of (package, row): packages are held out by their names."""
+  """Splits (package, row) into parts: packages are held out by their names."""
   held = lambda name: hashlib.sha256(name.encode()).digest()[0] % _OUT == 0
   rows = {row['code']: (name, row) for name, row in found}
   every = [rows[x] for x in sorted(rows)]

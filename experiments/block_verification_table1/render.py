@@ -1,4 +1,4 @@
-"""Tokens a window of two rules from one set of texts, beside the paper's."""
+"""Compares two rules' tokens a window on the same texts, and the paper's."""
 
 import itertools
 import math
@@ -19,11 +19,10 @@ LAST = max(papers.BLOCK_GAMMAS)
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each draft, gamma and temperature.
+  """Makes a cell for each draft, gamma and temperature.
 
   reject, block: tokens a window. gain: block minus reject, paired by request.
-  An eagle is left out: after a window's first draft its q depends on its own
-  drafts.
+  No eagle: after a window's first draft its q depends on its own drafts.
   """
   models = {x.name for x in loaded.row.drafts if x.method == 'lm'}
   cells = []
@@ -54,7 +53,7 @@ def _cells(name: str, texts, warm: float) -> list[dict[str, Any]]:
 
 
 def _gain(x: Mapping[str, Any]) -> intervals.Interval:
-  """Of block, as a share of what reject emits."""
+  """Returns block's gain, as a share of what reject emits."""
   base, gain = x['reject']['value'], x['gain'].values()
   return intervals.Interval(*(None if y is None else y / base for y in gain))
 
@@ -86,8 +85,9 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """Block's gain at every gamma, beside the paper's over all of its texts: of
-  each target that of the draft with the most tokens a window under reject, its
+  """Puts block's gain at every gamma beside the paper's over all its texts.
+
+  Each target's draft with the most tokens a window under reject counts, its
   interval wide enough for that choice. That there is a gain is a theorem.
   """
   out = []
@@ -119,7 +119,7 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
 
 
 def toy() -> Part:
-  """The paper's example: its accepted drafts, and ours where they differ."""
+  """Compares the paper's example: accepted drafts, and ours if they differ."""
   shown, equal, count = [], 0, 0
   for gamma, theirs in papers.TOY.items():
     pairs = list(zip(theirs, accepted(gamma), strict=True))
@@ -139,11 +139,11 @@ def toy() -> Part:
 
 
 def accepted(gamma: int) -> tuple[Fraction, Fraction, Fraction]:
-  """Expected accepted drafts of the example, exactly, as papers.TOY.
+  """Computes papers.TOY's expected accepted drafts, exactly.
 
   P(k drafts equal the text and are kept | text) is that of
   experiments/replay.py; the most possible is the sum of min(p, q) over all
-  texts of k tokens.
+  texts with k tokens.
   """
   p, q = papers.TOY_TARGET, papers.TOY_DRAFT
   reject, block, most = Fraction(0), Fraction(0), Fraction(0)

@@ -26,7 +26,7 @@ SWEPT = 1, 2, papers.CHEN_K, 8
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each sampling, draft and K; a quarter of table 2's prompts."""
+  """Makes cells by sampling, draft and K, on a quarter of table 2's prompts."""
   most = max(1, asked.prompts // 4)
   asked = asked._replace(repeats=min(2, asked.repeats))
   chosen, wanted = texts.read(loaded.row.name, most)
@@ -70,13 +70,13 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
 
 
 def _rouge(loaded: loaded_lib.Loaded, found: Mapping[str, str]) -> list[float]:
-  """Of each answer, in the order of the prompts; [] without references."""
+  """Scores each answer, in the prompts' order; [] without references."""
   wanted = loaded.references
   return [rouge2(found[x], wanted[x]) for x in sorted(wanted, key=int)]
 
 
 def rouge2(found: str, wanted: str) -> float:
-  """F1 of the two texts' pairs of neighbouring words, without stemming.
+  """Computes F1 over texts' pairs of neighbouring words, without stemming.
 
   Lin 2004, https://aclanthology.org/W04-1013.
   """
@@ -119,7 +119,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """Speed at the paper's K, and what speculation changes in ROUGE-2.
+  """Claims speed at the paper's K, and what speculation changes in ROUGE-2.
 
   Greedy texts are plain decoding's own, so that theirs cannot change.
   """

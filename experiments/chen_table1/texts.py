@@ -1,4 +1,4 @@
-"""The rows of table 1 and their prompts: documents and code."""
+"""Table 1's rows and their prompts: documents and code."""
 
 import pathlib
 
@@ -24,11 +24,7 @@ CHARACTERS = 2000  # of a document, from its beginning
 def rows(
   models: pathlib.Path, target: str, draft: str
 ) -> dict[str, rows_lib.Row]:
-  """The rows of table 1; of two sources, where they are given.
-
-  Raises:
-    ValueError: a file of --xsum or --humaneval that cannot be read.
-  """
+  """Makes table 1's rows; ValueError if --xsum or --humaneval is unreadable."""
   chat = rows_lib.all_rows(models)['chat']
   drafts = [x for x in chat.drafts if x.name == 'eagle']
   if draft:
@@ -60,11 +56,7 @@ def rows(
 def read(
   name: str, most: int
 ) -> tuple[list[prompts_lib.Prompt], dict[str, str]]:
-  """(prompts, the summary of each; {} where there are none) of a row.
-
-  Raises:
-    ValueError: a file that cannot be read, or a column that is not there.
-  """
+  """Reads a row's (prompts, their summaries or {}); ValueError if it fails."""
   summaries: list[str] = []
   if name == 'xsum':
     documents, summaries = _columns('xsum', _XSUM.value, 'document', 'summary')
@@ -86,7 +78,7 @@ def read(
 
 
 def _columns(flag: str, path: str, *names: str) -> list[list[str]]:
-  """The texts of every column of a JSONL file."""
+  """Reads every column's texts in a JSONL file."""
   rows = [row for _, row in files.read_jsonl(path)]
   for name in names:
     if not rows or not all(isinstance(row.get(name), str) for row in rows):

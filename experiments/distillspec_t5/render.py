@@ -1,4 +1,4 @@
-"""Tokens a window of every trained draft, and what distillation gains.
+"""Compares every trained draft's tokens a window: what distillation gains.
 
 A cell has 'emitted' and 'calls', a list each: tokens, target calls, by prompt.
 """
@@ -24,7 +24,7 @@ AT_ONCE = 5  # drafts whose probabilities fit in memory together
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each training and temperature: tokens and windows by prompt."""
+  """Makes cells by training and temperature: tokens and windows by prompt."""
   found = list(train.trained(loaded.row).items())
   cells = []
   for i in range(0, len(found), AT_ONCE):
@@ -50,7 +50,7 @@ def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
 
 
 def _counts(texts) -> dict[str, Any]:
-  """Of every text its tokens, expected windows, and alpha over its tokens."""
+  """Counts each text's tokens, expected windows, and alpha over its tokens."""
   ratios = [replay.ratios(x) for x in texts]
   windows_BGN = replay.count(ratios, replay.reject, GAMMA)
   return {
@@ -61,14 +61,14 @@ def _counts(texts) -> dict[str, Any]:
 
 
 def _parts(cells: Sequence[Mapping[str, Any]], warm: float):
-  """(cells of cross-entropy, of distillation) at a temperature."""
+  """Splits a temperature's cells: (cross-entropy's, distillation's)."""
   here = [dict(x) for x in cells if x['temperature'] == warm]
   (base,) = (x for x in here if not x['source'])
   return base, [x for x in here if x['source']]
 
 
 def _efficiency(cell: Mapping[str, Any], half: slice = slice(None)):
-  """Tokens a target call of these prompts, then of resampled ones."""
+  """Computes tokens a target call on these prompts, then on resampled ones."""
   emitted, calls = (
     np.asarray(cell[x][half], float) for x in ('emitted', 'calls')
   )
@@ -77,16 +77,13 @@ def _efficiency(cell: Mapping[str, Any], half: slice = slice(None)):
 
 
 def gain(cell, base, half: slice = slice(None)) -> intervals.Interval:
-  """By how much a cell emits more a call than cross-entropy, as a share.
-
-  Paired by prompt; half: of the prompts.
-  """
+  """Computes a cell's gain over cross-entropy, as a share, paired by prompt."""
   more_R = _efficiency(cell, half) / _efficiency(base, half) - 1
   return resampled.interval(more_R, len(cell['calls'][half]))
 
 
 def best(cells, warm: float) -> tuple[dict[str, Any], intervals.Interval]:
-  """(the best cell on every other prompt, its gain on those between)."""
+  """Finds (the best cell on every other prompt, its gain on those between)."""
   base, rest = _parts(cells, warm)
   chosen = max(rest, key=lambda x: _efficiency(x, slice(0, None, 2))[0])
   return chosen, gain(chosen, base, slice(1, None, 2))
@@ -121,7 +118,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """The gain of the best cell, on captions that did not choose it.
+  """Claims the best cell's gain, on captions that did not choose it.
 
   The paper's is of T5-small for T5-XL, the best of each task.
   """

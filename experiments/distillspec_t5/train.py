@@ -43,11 +43,7 @@ QUICK = Sizes(8, 4, 8, 24, 8, 4)
 
 
 def rows(models: pathlib.Path, target: str, draft: str):
-  """A row for each draft, of the target of the translation row.
-
-  Raises:
-    ValueError: a target of one's own.
-  """
+  """Makes a row by draft for the translation target; ValueError for others."""
   if target or draft:
     raise ValueError('--target, --draft: not of distillspec_t5; leave them out')
   row = rows_lib.all_rows(models)['translation']
@@ -57,7 +53,7 @@ def rows(models: pathlib.Path, target: str, draft: str):
 
 
 def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
-  """Model folders by (source, divergence); that of the baseline by ('', '')."""
+  """Trains; folders by (source, divergence), the baseline's by ('', '')."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   quick = row.target.startswith('random:')
   s = QUICK if quick else FULL
@@ -87,7 +83,7 @@ def trained(row: rows_lib.Row) -> dict[tuple[str, str], pathlib.Path]:
 def _language(
   row: rows_lib.Row, size: str, s: Sizes, steps: int, folder: pathlib.Path
 ) -> pathlib.Path:
-  """A draft after cross-entropy, with the target's tokenizer."""
+  """Trains a draft by cross-entropy, with the target's tokenizer."""
   c = train_t5.get_config('tiny').unlock()
   field = row.counted_field
   c.model.size = size
@@ -137,7 +133,7 @@ def _distilled(row, s: Sizes, source: str, divergence: str, start, folder):
 
 
 def _finished(found: dict[str, Any], name: str) -> dict[str, Any]:
-  """What a training returned; raises SystemExit if a signal ended it."""
+  """Returns a training's result; raises SystemExit if a signal ended it."""
   if not found['finished']:
     raise SystemExit(f'{name}: ended at step {found["step"]} by a signal')
   return found

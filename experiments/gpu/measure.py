@@ -27,7 +27,7 @@ _COMMIT = flags.DEFINE_string(
 
 
 def run() -> bool:
-  """True if every part that was asked for was measured."""
+  """Returns whether every part that was asked for was measured."""
   names, sizes = _asked(), programs.TINY if _TINY.value else programs.Sizes()
   folder = program.open_workdir(_RESULTS.value)
   assert folder

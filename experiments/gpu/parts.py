@@ -45,13 +45,13 @@ Sizes = programs.Sizes
 
 
 def bandwidth(s: Sizes, doc: Row) -> list[Row]:
-  """Memory's speed, by the benchmark's own probe."""
+  """Reads memory's speed by the benchmark's own probe."""
   found = timing.bandwidth(timing.reads('bfloat16', small=s == programs.TINY))
   return [{'read': name, 'gb_s': x} for name, x in found.items()]
 
 
 def plain(s: Sizes, doc: Row) -> list[Row]:
-  """Plain decoding at batch 1 from a full buffer."""
+  """Times plain decoding at batch 1 from a full buffer."""
   every = [(x, 'bfloat16') for x in (s.target, s.draft, s.small)]
   every += [(x, 'float32') for x in (s.draft, s.small)]
   rows = _passes(s, doc, [(*key, 1) for key in every])
@@ -60,7 +60,7 @@ def plain(s: Sizes, doc: Row) -> list[Row]:
 
 
 def quantised(s: Sizes, doc: Row) -> list[Row]:
-  """Passes of n tokens over weights of integers, from a full buffer."""
+  """Times passes over n tokens with integer weights, from a full buffer."""
   programs.free()
   asked = [(s.target, x, n) for x in QUANTISED for n in (1, 5, 9)]
   rows = _passes(s, doc, asked + [(s.draft, x, 1) for x in QUANTISED])
@@ -69,10 +69,7 @@ def quantised(s: Sizes, doc: Row) -> list[Row]:
 
 
 def _passes(s: Sizes, doc: Row, asked: Sequence[tuple]) -> list[Row]:
-  """What passes read, and how long they take; asked: (size, dtype, tokens).
-
-  v: over one token of the same weights.
-  """
+  """Times passes over (size, dtype, tokens) in asked; v: over one token."""
   walks = {(*key, n): _full(programs.model(*key), s, n) for *key, n in asked}
   most = max(x['gb_s'] for x in doc['bandwidth']['rows'])
   every, rows = programs.seconds(walks, s), []
@@ -89,7 +86,7 @@ def _passes(s: Sizes, doc: Row, asked: Sequence[tuple]) -> list[Row]:
 
 
 def _full(m, s: Sizes, n: int, **more) -> programs.Walk:
-  """Passes of n tokens at the end of the buffer."""
+  """Makes passes over n tokens at the buffer's end."""
   walk = programs.passes(m, s, n, **more)
   slots = walk.asked.tokens_BL.shape[1]
   return walk.at(slots - programs.STEPS - n - 1 if slots > 128 else s.start)
@@ -100,7 +97,7 @@ def _ms(seconds: Sequence[float]) -> dict[str, float]:
 
 
 def widths(s: Sizes, doc: Row) -> list[Row]:
-  """v(n): a pass of n tokens over a plain step."""
+  """Times v(n): a pass over n tokens, over a plain step."""
   m = programs.model(s.target)
   walks = {n: _full(m, s, n) for n in WIDTHS}
   rows = []
@@ -120,7 +117,7 @@ def _over(seconds: Sequence[float], step: float) -> dict[str, float]:
 
 
 def drafts(s: Sizes, doc: Row) -> list[Row]:
-  """Drafting a window, over a plain step; c is of each of its tokens."""
+  """Times drafting a window, over a plain step; c is for each of its tokens."""
   m, most = programs.model(s.target), GAMMAS[-1]
   made = {
     'lm': lm.Settings(programs.model(s.draft)),
@@ -140,10 +137,7 @@ def drafts(s: Sizes, doc: Row) -> list[Row]:
 
 
 class Cell(NamedTuple):
-  """What is to be generated, and the improvement predicted for it.
-
-  draft: as drafters.table.method_of takes it.
-  """
+  """A generation, its draft (for table.method_of), and its prediction."""
 
   name: str
   draft: Any
@@ -153,7 +147,7 @@ class Cell(NamedTuple):
 
 
 def improvement(s: Sizes, doc: Row) -> list[Row]:
-  """Generations with scripted acceptance, beside their predictions."""
+  """Times generations with scripted acceptance, beside their predictions."""
   wide, drafted = doc['widths']['rows'], doc['drafts']['rows']
   v = {x['n']: x['v']['value'] for x in wide if x['buffer'] != 'full'}
   costs = {
@@ -169,7 +163,7 @@ def improvement(s: Sizes, doc: Row) -> list[Row]:
 
 
 def _gain(alpha: float, window: float, v: float, gamma: int) -> float:
-  """Theorem 3.8 with the cost of a window's drafts as it was timed."""
+  """Predicts by theorem 3.8, with a window's drafts at the cost as timed."""
   return cost.expected_tokens(alpha, gamma) / (window + v)
 
 
@@ -183,7 +177,7 @@ def _generated(s: Sizes, m, cells: Sequence[Cell]) -> list[Row]:
 
 
 def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
-  """One cell: both arms take turns, over SCRIPTS scripts."""
+  """Times one cell: both arms take turns, over SCRIPTS scripts."""
   shape = speculative.asked.tokens_BL.shape
   script = lambda seed: programs.script(cell.alpha, *shape, seed)
   arms = (
@@ -225,7 +219,7 @@ def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
 
 
 def loop(s: Sizes, doc: Row) -> list[Row]:
-  """A pass of the draft model over 1 and 5 tokens, compiled in other ways."""
+  """Times draft model passes over 1 and 5 tokens, compiled in other ways."""
   m, gpu = programs.model(s.draft), jax.default_backend() == 'gpu'
   walks = {
     (name, n): programs.passes(m, s, n, options if gpu else {})
@@ -252,7 +246,7 @@ def loop(s: Sizes, doc: Row) -> list[Row]:
 
 
 def windows(s: Sizes, doc: Row) -> list[Row]:
-  """Windows of 4 drafts at alpha 0.8, with loops in CUDA graphs and without."""
+  """Times windows with 4 drafts at alpha 0.8: loops in CUDA graphs, and not."""
   m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
   model, gpu = programs.steered(m.model), jax.default_backend() == 'gpu'
   rows = []
@@ -269,7 +263,7 @@ def windows(s: Sizes, doc: Row) -> list[Row]:
 
 
 def prefill(s: Sizes, doc: Row) -> list[Row]:
-  """A prompt that fills the buffer, by chunk, by cuDNN's attention or XLA's."""
+  """Times prompts that fill the buffer, by chunk and attention (cuDNN, XLA)."""
   m = programs.model(s.target)
   made = {(chunk, 'cuDNN'): programs.prefill(m, s, chunk) for chunk in CHUNKS}
   with programs.changed(attention, 'CUDNN_FROM', 10**9):
@@ -285,7 +279,7 @@ def prefill(s: Sizes, doc: Row) -> list[Row]:
 
 
 def batch(s: Sizes, doc: Row) -> list[Row]:
-  """Where the best gamma falls to 0, by rows, from v and c."""
+  """Finds where the best gamma falls to 0, by rows, from v and c."""
   m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
   gammas, rows, every = (1, 2, 4), [], {}
   for B in s.rows:  # all compile side by side
@@ -312,7 +306,7 @@ def batch(s: Sizes, doc: Row) -> list[Row]:
 
 
 def t5(s: Sizes, doc: Row) -> list[Row]:
-  """The paper's greedy rows at its real sizes, its alphas scripted."""
+  """Times the paper's greedy rows at its real sizes, its alphas scripted."""
   m = programs.model(s.t5)
   sizes = dict(
     zip(('T5-small', 'T5-base', 'T5-large'), s.t5_drafts, strict=True)

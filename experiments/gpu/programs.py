@@ -1,4 +1,4 @@
-"""Programs of the parts: a pass of n tokens, drafting, generation."""
+"""Compiles the parts' programs: a pass over n tokens, drafting, generation."""
 
 import concurrent.futures
 import contextlib
@@ -33,11 +33,11 @@ _pool = concurrent.futures.ThreadPoolExecutor(12)
 class Sizes(NamedTuple):
   """What the parts run.
 
-  target, draft, small: sizes of models. t5, t5_drafts: of encoder-decoders.
-  slots, batch_slots: of the buffer, and where there are many rows.
-  start: tokens of a prompt. source: those that an encoder reads.
-  new: tokens that plain decoding emits in a generation that is timed;
-    speculation emits twice as many.
+  target, draft, small: model sizes. t5, t5_drafts: encoder-decoders'.
+  slots, batch_slots: the buffer's, and where there are many rows.
+  start: a prompt's tokens. source: those that an encoder reads.
+  new: tokens that plain decoding emits in a timed generation; speculation emits
+    twice as many.
   rows: batches. sample: seconds of one.
   """
 
@@ -75,7 +75,7 @@ _models: dict[tuple[str, str], load.LanguageModel] = {}
 
 
 def model(size: str, dtype: str = 'bfloat16') -> load.LanguageModel:
-  """A model of random weights, loaded once."""
+  """Makes a model with random weights, loaded once."""
   if (size, dtype) not in _models:
     _models[size, dtype] = load.load(f'random:{size}', dtype=dtype)
   return _models[size, dtype]
@@ -97,7 +97,7 @@ class Program(NamedTuple):
 
 
 def compiled(lowered, options: Mapping[str, Any] | None = None):
-  """A future of the Program; it compiles beside others."""
+  """Returns a future of the Program; it compiles beside others."""
 
   def make():
     start = time.perf_counter()
@@ -108,7 +108,7 @@ def compiled(lowered, options: Mapping[str, Any] | None = None):
 
 
 def steered(target: types.Model) -> types.Model:
-  """The target with RIGHT as its likeliest token everywhere.
+  """Makes RIGHT the target's likeliest token everywhere.
 
   It does all its work; what rounding does to random logits, which would end a
   script, does not matter.
@@ -124,7 +124,7 @@ def steered(target: types.Model) -> types.Model:
 
 
 def scripted(drafter: types.Drafter) -> types.Drafter:
-  """The drafter, whose tokens are replaced by those of a script.
+  """Replaces a drafter's tokens by a script's.
 
   It does all its work. weights.draft is (its own parameters, script_BL).
   """
@@ -147,7 +147,7 @@ def scripted(drafter: types.Drafter) -> types.Drafter:
 
 
 def script(alpha: float, rows: int, slots: int, seed: int) -> np.ndarray:
-  """RIGHT with probability alpha at every index, else the next id."""
+  """Draws RIGHT with probability alpha at every index, else the next id."""
   right_BL = np.random.default_rng(seed).random((rows, slots)) < alpha
   return np.where(right_BL, RIGHT, RIGHT + 1).astype(np.int32)
 
@@ -162,7 +162,7 @@ def request(
   slots: int = 0,
   start: int = 0,
 ) -> decode.Request:
-  """Rows of a prompt each, greedy, in a buffer of `slots`."""
+  """Makes greedy rows with a prompt each, in a buffer with `slots`."""
   text, source = list(range(3, 3 + (start or s.start))), ()
   if m.start is not None:
     text, source = [m.start], [3] * s.source
@@ -174,7 +174,7 @@ def request(
 
 
 def room(m: load.LanguageModel, s: Sizes) -> int:
-  """Slots of a buffer."""
+  """Counts a buffer's slots."""
   return min(s.slots, m.context)
 
 
@@ -191,14 +191,14 @@ class Walk(NamedTuple):
     jax.block_until_ready(self.program.result().run(*args))
 
   def at(self, start: int) -> 'Walk':
-    """From this index of the buffer on."""
+    """Starts at this buffer index."""
     was = self.asked
     start_B = np.full_like(was.lengths_B, start)
     limit_B = start_B + was.limit_B - was.lengths_B
     return self._replace(asked=was._replace(lengths_B=start_B, limit_B=limit_B))
 
   def wanting(self, count: int) -> 'Walk':
-    """With this many drafts in a window."""
+    """Asks for this many drafts in a window."""
     gamma_B = np.full_like(self.asked.gamma_B, count)
     return self._replace(asked=self.asked._replace(gamma_B=gamma_B))
 
@@ -207,7 +207,7 @@ STEPS = 32  # places of the buffer that a walk goes over
 
 
 def passes(m, s: Sizes, n: int, options=None, **sizes) -> Walk:
-  """Passes of n tokens; of 1, plain decoding."""
+  """Makes passes over n tokens; over 1, plain decoding."""
   asked = request(m, s, new=min(STEPS, s.new), gamma=n - 1, **sizes)
   weights, most = types.Weights(m.params), jnp.int32(n - 1)
   drafter = scripted_lib.make(gamma=n - 1) if n > 1 else decode.PLAIN
@@ -222,7 +222,7 @@ def passes(m, s: Sizes, n: int, options=None, **sizes) -> Walk:
 
 
 def drafting(m, draft: Any, s: Sizes, most: int, **sizes) -> Walk:
-  """Drafting of up to `most` tokens a window."""
+  """Makes drafting with up to `most` tokens a window."""
   made = table.method_of(m, draft, gamma=most, chunk=OPTIONS.chunk)
   asked = request(m, s, new=min(STEPS, s.new), gamma=most, **sizes)
   weights = types.Weights(m.params, made.params)
@@ -236,7 +236,7 @@ def drafting(m, draft: Any, s: Sizes, most: int, **sizes) -> Walk:
 
 
 def seconds(walks: Mapping[Any, Walk], s: Sizes) -> dict[Any, list[float]]:
-  """Seconds of a step of each part, SAMPLES times; the parts take turns."""
+  """Times each part's step, in seconds, SAMPLES times; the parts take turns."""
   parts = {}
   for key, walk in walks.items():
     walk.steps(1)
@@ -249,14 +249,14 @@ def seconds(walks: Mapping[Any, Walk], s: Sizes) -> dict[Any, list[float]]:
 
 
 def spread(samples: Sequence[float]) -> dict[str, float]:
-  """The median of the samples, the least and the most."""
+  """Returns the samples' median, least and most."""
   middle = statistics.median(samples)
   return dict(value=middle, low=min(samples), high=max(samples))
 
 
 @contextlib.contextmanager
 def changed(module: Any, name: str, value: Any):
-  """Programs lowered inside see another value of a module's constant."""
+  """Changes a module's constant for the programs lowered inside."""
   before = getattr(module, name)
   setattr(module, name, value)
   jax.clear_caches()
@@ -279,7 +279,7 @@ class Generation(NamedTuple):
   asked: decode.Request
 
   def run(self, new: int, script_BL=None) -> tuple[float, decode.Output]:
-    """(seconds, output) of `new` tokens; script_BL: None without a drafter."""
+    """Returns (seconds, output) of `new` tokens; no script_BL: no drafter."""
     draft = () if script_BL is None else (self.params, script_BL)
     weights = types.Weights(self.target.params, draft)
     asked = self.asked._replace(limit_B=self.asked.lengths_B + new)
@@ -289,7 +289,7 @@ class Generation(NamedTuple):
 def generation(
   m, model: types.Model, draft: Any, gamma: int, s: Sizes, options=None
 ):
-  """The Generation of a steered model, with a scripted draft or without."""
+  """Makes a steered model's Generation, with a scripted draft or without."""
   asked = request(m, s, new=2 * s.new, gamma=gamma)
   drafter, params, weights = decode.PLAIN, (), types.Weights(m.params)
   if gamma:
@@ -312,7 +312,7 @@ def prefill(m, s: Sizes, chunk: int) -> Generation:
 
 
 def profiled(go: Callable[[], Any], steps: int) -> dict[str, float | None]:
-  """What a GPU does in each of the steps of go(), by JAX's profiler.
+  """Profiles what a GPU does in each step of go(), with JAX's profiler.
 
   kernels: how many. busy_ms: of them all. waits: copies to the host, which
   waits for each. None where there is no GPU.
@@ -342,7 +342,7 @@ def profiled(go: Callable[[], Any], steps: int) -> dict[str, float | None]:
 
 
 def joules() -> float | None:
-  """What the card has taken so far, by NVML; None where it does not say."""
+  """Reads what the card has taken so far, by NVML; None if it does not say."""
   try:
     nvml, handle = _nvml()
     return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
@@ -359,7 +359,7 @@ def _nvml():
 
 
 def card() -> dict[str, Any]:
-  """Name, driver and clocks of the card, by NVML; {} without one."""
+  """Reads the card's name, driver and clocks by NVML; {} without one."""
   try:
     nvml, handle = _nvml()
     text = lambda x: x.decode() if isinstance(x, bytes) else x

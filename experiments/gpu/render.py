@@ -1,4 +1,4 @@
-"""The page of the experiment, from its results."""
+"""Renders the experiment's page from its results."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -71,7 +71,7 @@ TABLES = {
 
 
 def part(name: str, found: Mapping[str, Any]) -> list[str]:
-  """The lines of one part: its table, and the card at its end."""
+  """Writes one part's lines: its table, and the card at its end."""
   about, columns = TABLES[name]
   keys = {
     c.split(':')[0].rpartition('=')[2].split('.')[0]
@@ -82,10 +82,7 @@ def part(name: str, found: Mapping[str, Any]) -> list[str]:
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """The tables of the parts that were measured, in the order of TABLES.
-
-  Each card and commit stands once, before the parts that are its.
-  """
+  """Writes the measured parts' tables in order, each card and commit once."""
   out, before, parts = [], '', doc['parts']
   for name in TABLES:
     if name in parts:

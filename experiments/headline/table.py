@@ -1,4 +1,4 @@
-"""The README's headline figures, each from the stored document of a command.
+"""The README's headline figures, each from a command's stored document.
 
 bash experiments/headline/run.sh             # every command, then the README
 bash experiments/headline/run.sh avx2 kills  # these
@@ -34,7 +34,7 @@ _DRAFT = flags.DEFINE_string('pair_draft', '', 'its 0.5B')
 class Figure(NamedTuple):
   """What a method gains in a document; None is what that does not have.
 
-  plain: tokens a second of plain decoding. predicted: the improvement with its
+  plain: plain decoding's tokens a second. predicted: the improvement with its
   90 % interval, before it was measured. note: what its own parts contradict.
   """
 
@@ -46,12 +46,11 @@ class Figure(NamedTuple):
 
 
 class Headline(NamedTuple):
-  """A row of the README, or a line below its table.
+  """A row in the README, or a line below its table.
 
-  what: was measured, as the README says it.
-  command: whose last line is a JSON document; what follows `python`.
-  figures: of the document, the best first; or a text, for a line.
-  shown: the command that the README names, if it is another.
+  what: was measured, as the README says it. command: whose last line is a JSON
+  document; what follows `python`. figures: the document's, best first; or a
+  text, for a line. shown: the command that the README names, if it is another.
   at: where the command itself stores the document, if it does.
   """
 
@@ -63,7 +62,7 @@ class Headline(NamedTuple):
 
 
 def speeds(doc: dict[str, Any]) -> list[Figure]:
-  """Returns every drafter at its best gamma, the best first."""
+  """Lists every drafter at its best gamma, the best first."""
   plain, *rows = doc['rows']
   best: dict[str, dict[str, Any]] = {}
   rank = lambda x: verdict_lib.rank(intervals.Interval(**x['improvement']))
@@ -90,7 +89,7 @@ def _foretold(x: dict[str, Any] | None) -> intervals.Interval | None:
 
 
 def translation(doc: dict[str, Any]) -> list[Figure]:
-  """Returns every draft at the temperature where it gains most."""
+  """Lists every draft at the temperature where it gains most."""
   cells = sorted(doc['cells'], key=lambda x: -x['measured']['value'])
   best = {x['draft']: x for x in reversed(cells)}
   return [
@@ -119,7 +118,7 @@ def tpu(doc: dict[str, Any]) -> str:
 
 
 def pools(doc: dict[str, Any]) -> list[Figure]:
-  """Returns a pool's gain over batches, by what decodes; plain of the pool."""
+  """Lists a pool's gain over batches, by what decodes; plain is the pool's."""
   plain, *_ = doc['cells']
   name = {'autoregressive': 'plain'}
   return [
@@ -233,10 +232,8 @@ def stored(name: str) -> dict[str, Any]:
 def measure(name: str) -> None:
   """Runs a headline's command and stores its document.
 
-  Once more where a result is refuted by its own parts; then it says so.
-
-  Raises:
-    ValueError: the command fails or its last line is no document.
+  Once more where a result is refuted by its own parts; then it says so. Raises
+  ValueError if the command fails or its last line is no document.
   """
   asked = _TARGET, _DRAFT
   command = HEADLINES[name].command.format(**{x.name: x.value for x in asked})
@@ -267,7 +264,7 @@ def _run(command: str) -> dict[str, Any]:
 
 
 def measured() -> dict[str, tuple[dict[str, Any], list[Figure] | str]]:
-  """Reads the document of each headline that is stored, and its figures."""
+  """Reads each stored headline's document and figures."""
   docs = {x: stored(x) for x in HEADLINES if path(x).exists()}
   return {x: (doc, HEADLINES[x].figures(doc)) for x, doc in docs.items()}
 
@@ -290,7 +287,7 @@ def _figure(x: Figure) -> dict[str, Any]:
 
 
 def rows() -> list[str]:
-  """Writes the best method of each headline, then what is no speed."""
+  """Writes each headline's best method, then what is no speed."""
   table, lines = [], []
   for name, (doc, found) in measured().items():
     about = _where(name, doc)
@@ -308,7 +305,7 @@ def rows() -> list[str]:
 
 
 def methods() -> list[str]:
-  """Writes every method of each row of the README."""
+  """Writes every method in each README row."""
   table = [
     {'what': HEADLINES[name].what} | _figure(x)
     for name, (_, found) in measured().items()

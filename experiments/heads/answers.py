@@ -1,4 +1,4 @@
-"""A teacher's answers for several kinds of drafts, recorded once."""
+"""Records a teacher's answers once, for several kinds of drafts."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from specdec_jax.io import files
 
 
 def fewer(folder: pathlib.Path, into: pathlib.Path, taps: list[int]) -> None:
-  """Writes a teacher's answers anew with some of the layers that they have."""
+  """Writes a teacher's answers anew with some of their layers."""
   facts = files.read_json(folder / 'facts.json')
   at = [facts['taps'].index(i) for i in taps]
   read = lambda name: np.load(folder / f'{name}.npy', mmap_mode='r')

@@ -1,4 +1,4 @@
-"""The flags of the experiment, and how each kind of draft is distilled."""
+"""Defines the experiment's flags, and how each kind of draft is distilled."""
 
 import pathlib
 from typing import Any
@@ -39,11 +39,7 @@ def folder(name: str) -> pathlib.Path:
 
 
 def settings(kind: str, steps: int) -> sections.Settings:
-  """The distillation of a kind in so many steps, judged after the last one.
-
-  Raises:
-    ValueError: an unknown kind.
-  """
+  """Returns a kind's distillation, judged at its end; ValueError if unknown."""
   if kind not in CHANGES:
     raise ValueError(f'kinds={kind}: allowed are {", ".join(CHANGES)}')
   changes = CHANGES[kind] | {

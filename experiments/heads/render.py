@@ -1,4 +1,4 @@
-"""The document of the drafts as a table, a figure and a choice."""
+"""Renders the drafts' document as a table, a figure and a choice."""
 
 import pathlib
 from collections.abc import Mapping
@@ -16,10 +16,7 @@ _FROZEN = {'dflash': 'lm_head.weight', 'eagle3': 'embed_tokens.weight'}
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """A row for each draft, the most tokens a window first, and a choice.
-
-  doc: the benchmark's, as its JSON is read, with 'trained' of each kind.
-  """
+  """Writes a row a draft, best first, and a choice; doc: with 'trained'."""
   rows, s, q = _rows(doc), doc['setting'], doc['questions']
   about, plain = doc['trained'][0], doc['rows'][0]['tok_s'] or 0
   caption = (
@@ -54,7 +51,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:
-  """A PNG: acceptance at each position of a window, a line for each draft."""
+  """Draws acceptance at each window position as a PNG, a line by draft."""
 
   def paint(axes: plots.Axes) -> None:
     # The shipped one first, whose look is its own.
@@ -87,7 +84,7 @@ def _gamma(doc: Mapping[str, Any]) -> int:
 
 
 def _rows(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """The benchmark's rows of drafts, with what the table needs beside them."""
+  """Returns the benchmark's rows for drafts, with the table's other columns."""
   gamma, costs = _gamma(doc), doc['calibration']['propose']
   of = {x['kind']: x for x in [_SHIPPED, *doc['trained']]}
   rows = [
@@ -104,7 +101,7 @@ def _rows(doc: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def parameters(kind: str, draft: pathlib.Path) -> float:
-  """Millions of parameters of a draft's file or folder that were trained."""
+  """Counts the trained parameters in a draft's file or folder, in millions."""
   (path,) = draft.glob('*.safetensors') if draft.is_dir() else [draft]
   frozen = _FROZEN.get(kind, '')
   arrays = safetensors.numpy.load_file(path)

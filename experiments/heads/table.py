@@ -1,4 +1,4 @@
-"""Every draft that was trained, and the shipped EAGLE, side by side."""
+"""Compares every trained draft and the shipped EAGLE, side by side."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ HERE = pathlib.Path(__file__).parent
 
 
 def run() -> bool:
-  """True if every difference from plain decoding is explained."""
+  """Returns whether every difference from plain decoding is explained."""
   config = smollm2.get_config(kinds.SIZE.value).unlock()
   config.eagle.tree = ''  # of no draft that is measured
   config.decode.max_new_tokens = kinds.TOKENS.value
@@ -46,7 +46,7 @@ def run() -> bool:
 
 
 def _arms(e: settings_lib.Setup, trained: list[Any]) -> list[plan_lib.Arm]:
-  """Plain decoding, the draft of the config, and each that was trained."""
+  """Makes plain decoding, the config's draft, and each that was trained."""
   gamma = max(e.settings.decode.gammas)
   plain = settings_lib.engine(e, 'lookup', 0)
   out = [plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)]

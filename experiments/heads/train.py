@@ -1,7 +1,7 @@
 """Trains every kind of draft on the same answers, for the same time.
 
-A few steps of each kind are timed, and it is trained for as many as fill
---minutes. Time is of all cores together, which other work changes least.
+Times a few steps of each kind, and trains it for as many as fill --minutes.
+Time sums all cores, which other work changes least.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _STEPS = 8  # to time; the first two compile and warm up
 
 
 def run() -> bool:
-  """True; leaves KIND.json of every kind in the workdir."""
+  """Returns True; leaves every kind's KIND.json in the workdir."""
   logging.set_verbosity(logging.WARNING)  # Orbax logs every file.
   few = {x: kinds.settings(x, _STEPS) for x in kinds.KINDS.value}
   counted, cores = _answered(), os.cpu_count() or 1
@@ -53,7 +53,7 @@ def run() -> bool:
 
 
 def _answered() -> int:
-  """Lets the target answer, for all kinds at once; the number of tokens."""
+  """Lets the target answer, for all kinds at once; returns the tokens."""
   every = {x: kinds.settings(x, _STEPS) for x in kinds.CHANGES}
   s, whole = next(iter(every.values())), kinds.folder('answers/all')
   target = build.load(s.teacher.source, dtype=s.teacher.dtype)
@@ -73,7 +73,7 @@ def _answered() -> int:
 
 
 def _seconds(kind: str, s: sections.Settings) -> float:
-  """Of a step, of all cores together; measured once."""
+  """Times a step, in seconds over all cores together; measured once."""
   folder = kinds.folder('timed') / kind
   _trained(s, folder)
   logged = files.read_jsonl(folder / 'clocks.jsonl')
@@ -81,7 +81,7 @@ def _seconds(kind: str, s: sections.Settings) -> float:
 
 
 def _trained(s: sections.Settings, folder: pathlib.Path):
-  """What the training returned; raises SystemExit if a signal ended it."""
+  """Returns a training's result; raises SystemExit if a signal ended it."""
   found = distillation.run(s, folder)
   if not found['finished']:
     raise SystemExit(f'{folder}: ended at step {found["step"]} by a signal')

@@ -1,7 +1,7 @@
-"""Tables of Leviathan et al. 2023 (2211.17192) from its formulas.
+"""Computes Leviathan et al. 2023's (2211.17192) tables from its formulas.
 
-Each function returns one comparison, computed by specdec_jax.costs.cost.
-Their numbers are in experiments/papers.py.
+Each function returns one comparison, computed by specdec_jax.costs.cost. Their
+numbers are in experiments/papers.py.
 """
 
 import math
@@ -20,19 +20,19 @@ class Table(NamedTuple):
 
 
 def off(theirs: float, ours: float, digits: int) -> float:
-  """Ours, rounded to the printed digits, minus theirs."""
+  """Rounds ours to the printed digits; returns that minus theirs."""
   return round(round(ours, digits) - theirs, digits)
 
 
 def compared(theirs: float, ours: float, digits: int) -> list[str]:
-  """The cells theirs, ours and gap; the gap is '0' if they round alike."""
+  """Returns the cells theirs, ours and gap; '0' if they round alike."""
   x = off(theirs, ours, digits)
   gap = f'{x:+.{digits}f}' if x else '0'
   return [f'{theirs:.{digits}f}', f'{ours:.{max(digits, 2) + 1}f}', gap]
 
 
 def without_gap(head: list[str], lines: list[list], what: str) -> Table:
-  """A table and how many of its lines have no gap: good if that is all."""
+  """Makes a table and counts its lines without gap: good if that is all."""
   gaps = [i for i, column in enumerate(head) if column == 'gap']
   equal = sum(all(line[i] == '0' for i in gaps) for line in lines)
   summary = f'{equal} of {len(lines)} {what}'
@@ -47,7 +47,7 @@ ALPHA = 'alpha (acceptance rate of one drafted token)'
 
 
 def free(alpha: float, gamma: int) -> tuple[float, float]:
-  """(operations, speed) where drafts cost nothing, theorems 3.11 and 3.8."""
+  """Returns (operations, speed) at free drafts, theorems 3.11 and 3.8."""
   operations = (gamma + 1) / cost.expected_tokens(alpha, gamma)
   return operations, cost.improvement(alpha, gamma, 0)
 
@@ -67,7 +67,7 @@ def table1() -> Table:
 
 
 def tokens(alpha: float, gamma: float) -> float:
-  """Equation 1; its limit 1 / (1 - alpha) where gamma is infinite."""
+  """Computes equation 1; its limit 1 / (1 - alpha) where gamma is infinite."""
   if gamma == math.inf:
     return 1 / (1 - alpha)
   return cost.expected_tokens(alpha, int(gamma))
@@ -107,12 +107,12 @@ def draw_fig2(axes: plots.Axes) -> None:
 
 
 def optimal_gamma(alpha: float, c: float) -> int:
-  """The gamma of the largest improvement; 0 where none is above 1."""
+  """Finds the gamma with the largest improvement; 0 where none is above 1."""
   return cost.best({g: cost.improvement(alpha, g, c) for g in range(1, 65)})
 
 
 def steps(c: float) -> list[float]:
-  """The alphas of FIRST to LAST at which the best gamma grows by one."""
+  """Finds the alphas, FIRST to LAST, at which the best gamma grows by one."""
   out, alpha = [], papers.FIRST
   gamma = optimal_gamma(alpha, c)
   while optimal_gamma(papers.LAST, c) > gamma:
@@ -217,7 +217,7 @@ def improvement(row: papers.Row) -> float:
 
 
 def interval(row: papers.Row) -> tuple[float, float]:
-  """Range of theorem 3.8 over all inputs that round to the printed ones."""
+  """Ranges theorem 3.8 over all inputs that round to the printed ones."""
   low = cost.improvement(row.alpha - HALF, row.gamma, row.c + HALF)
   high = cost.improvement(row.alpha + HALF, row.gamma, row.c - HALF)
   return low, high
@@ -228,7 +228,7 @@ def equal(row: papers.Row) -> bool:
 
 
 def inside(row: papers.Row) -> bool:
-  """Whether some inputs that round to the printed ones give the printed EXP."""
+  """Tells if inputs that round to the printed ones give the printed EXP."""
   (a, b), (low, high) = papers.printed(row.exp, 1), interval(row)
   return max(a, low) <= min(b, high)
 
@@ -263,13 +263,13 @@ GAMMA = 8  # at temperature 0; at temperature 1 the paper does not give it
 
 
 def best(alpha: float, c: float = C) -> tuple[int, float]:
-  """(gamma, speed) at the best gamma."""
+  """Returns (gamma, speed) at the best gamma."""
   gamma = optimal_gamma(alpha, c)
   return gamma, cost.improvement(alpha, gamma, c)
 
 
 def most(alpha: float) -> float:
-  """The largest speed at any gamma, over inputs that round to these."""
+  """Finds the largest speed at any gamma, over inputs that round to these."""
   return best(alpha + HALF, C - HALF_C)[1]
 
 

@@ -1,4 +1,4 @@
-"""Times every draft of a row: table 2, with the columns of table 4."""
+"""Times every draft in a row: table 2, with table 4's columns."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,10 +20,10 @@ REPEATS, WINDOWS = 5, 24  # of the calibration
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each draft and temperature.
+  """Makes a cell for each draft and temperature.
 
   gamma: the best by the corrected prediction, from the acceptance on half of
-  the prompts; everything else is of the other half, decoded alone.
+  the prompts; everything else is from the other half, decoded alone.
   """
   cells = []
   for temperature in WARM:
@@ -83,10 +83,7 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
 
 
 def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, runs):
-  """By arm the metric, {} without references.
-
-  Where sampled, that of all prompts, then of resampled ones.
-  """
+  """Scores each arm; if sampled, also on resampled prompts."""
   if not loaded.references:
     return {}
   if warm := plan.sampling.temperature:
@@ -99,7 +96,7 @@ def _quality(loaded: loaded_lib.Loaded, arms, plan: plan_lib.Plan, runs):
 
 
 def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
-  """quality: of both arms. change: an Interval over texts, where sampled."""
+  """Compares both arms' quality; change: an Interval over texts if sampled."""
   if not quality:
     return {'quality': [None, None], 'change': None}
   before, after = (np.array(quality[x]) for x in (plain, name))
@@ -111,7 +108,7 @@ def compared(quality, plain: str, name: str, texts: int) -> dict[str, Any]:
 def predicted(
   arm: plan_lib.Arm, costs: calibration_lib.Calibration, alpha: float
 ) -> Mapping[str, Any]:
-  """alpha, c, v(gamma + 1), theorem 3.8 and the corrected improvement."""
+  """Predicts alpha, c, v(gamma + 1), theorem 3.8, corrected improvement."""
   propose = costs.propose[arm.engine.drafter.name]
   c = float(calibration_lib.interpolated(propose, arm.gamma)) / arm.gamma
   return {
@@ -125,7 +122,7 @@ def predicted(
 
 
 def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
-  """Equation 1 over the measured cost of a window with room for gamma."""
+  """Divides equation 1 by a window's measured cost, with room for gamma."""
   full_N = np.eye(arm.engine.drafter.gamma + 1)[arm.gamma]
   window = float(predict.window_cost(arm, costs, full_N, full_N))
   return cost.expected_tokens(min(alpha, 1.0), arm.gamma) / window
@@ -135,7 +132,7 @@ def _corrected(arm: plan_lib.Arm, costs, alpha: float) -> float:
 
 
 def _over(x: Mapping[str, Any]) -> str | None:
-  """Measured over corrected, and its parts: a window's tokens, and the rest."""
+  """Divides measured by corrected: a window's tokens times the rest."""
   if (speed := x['measured']['value']) is None:
     return None
   expected = cost.expected_tokens(min(x['alpha'], 1.0), x['gamma'])
@@ -210,7 +207,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def _beside(cells: Cells, every: Rows):
-  """(a row of the paper, ours in words, our cell) of its tasks and drafts."""
+  """Lists (the paper's row, ours in words, our cell) by task and draft."""
   return [
     (theirs, f'{every[name].name}, {draft.name}', x)
     for theirs in papers.TABLE4
@@ -221,7 +218,7 @@ def _beside(cells: Cells, every: Rows):
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """SPEED of the rows that are of the paper's task."""
+  """Claims SPEED in the rows of the paper's task."""
   return [_claim(*x) for x in _beside(cells, every)]
 
 
@@ -243,7 +240,7 @@ def _claim(theirs: papers.Row, place: str, x: Mapping[str, Any]):
 
 
 def _reason(theirs: papers.Row, x: Mapping[str, Any]) -> str:
-  """The input that alone takes the prediction furthest to our side."""
+  """Finds the input that alone takes the prediction furthest to our side."""
   factors = _factors(theirs, x)
   worst = min if x['measured']['value'] < theirs.emp else max
   name = worst(factors, key=factors.__getitem__)
@@ -251,12 +248,12 @@ def _reason(theirs: papers.Row, x: Mapping[str, Any]) -> str:
 
 
 def _inputs(theirs: papers.Row) -> dict[str, float]:
-  """Of the paper's prediction, in which v(gamma + 1) is 1."""
+  """Returns the paper's prediction's inputs, in which v(gamma + 1) is 1."""
   return {'alpha': theirs.alpha, 'c': theirs.c, 'v': 1.0}
 
 
 def _factors(theirs: papers.Row, x: Mapping[str, Any]) -> dict[str, float]:
-  """By what each input of ours, alone, changes their prediction."""
+  """Computes by what each input of ours, alone, changes their prediction."""
   base = _inputs(theirs)
   mine = {'alpha': min(x['alpha'], 1.0), 'c': x['c'], 'v': x['v']}
   expect = lambda given: cost.improvement(gamma=theirs.gamma, **given)

@@ -1,4 +1,4 @@
-"""Measures alpha of a row, and puts ours beside theirs."""
+"""Measures a row's alpha, and puts ours beside theirs."""
 
 import math
 import statistics
@@ -16,10 +16,7 @@ WARM = (0.0, 1.0)
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each draft and temperature, with sums of every request.
-
-  Where it is sampled, those of the next seed too: 'again'.
-  """
+  """Sums each request by draft and temperature; 'again': the next seed's."""
   cells = []
   for temperature in WARM:
     each = [
@@ -66,7 +63,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """Every alpha; its direction is against the draft above it in the paper."""
+  """Claims every alpha; its direction is against the paper's draft above it."""
   out = []
   for theirs, above in zip(papers.TABLE3, (None, *papers.TABLE3), strict=False):
     if above and above.target != theirs.target:
@@ -101,14 +98,14 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
 
 
 def _sums(cells, draft: str, warm: float):
-  """Of every request: its tokens, and alpha over them."""
+  """Sums for every request: its tokens, and alpha over them."""
   wanted = draft, warm
   (x,) = (x for x in cells if (x['draft'], x['temperature']) == wanted)
   return x['requests']
 
 
 def _tokens(cells, warm: float) -> int:
-  """How many tokens the alphas of a temperature are means of."""
+  """Counts the tokens that a temperature's alphas are means over."""
   first = next(x for x in cells if x['temperature'] == warm)
   return sum(n for n, _ in first['requests'])
 
@@ -118,7 +115,7 @@ def _beside(every, cells, theirs: papers.Alpha):
 
 
 def _differences(cells: Cells) -> Iterator[float]:
-  """Of each alpha, how far two seeds are apart, in its standard errors."""
+  """Yields how far two seeds' alphas are apart, in their standard errors."""
   for found in cells.values():
     for x in found:
       both = [x['requests'], x.get('again', [])]
@@ -129,7 +126,7 @@ def _differences(cells: Cells) -> Iterator[float]:
 
 
 def seeds(cells: Cells) -> str:
-  """Whether two seeds agree, by Bonferroni's limit for the whole table."""
+  """Tells if two seeds agree, by Bonferroni's limit for the whole table."""
   found = list(_differences(cells))
   if not found:
     return 'No alpha has two seeds of several requests.'

@@ -1,4 +1,4 @@
-"""Alpha under every lenience from one set of texts, and its distance from p."""
+"""Measures alpha at every lenience on one set of texts, and distance from p."""
 
 from experiments import claims as claims_lib
 from experiments import empirical, papers
@@ -11,10 +11,10 @@ TARGET = 'T5-XXL (EnDe)'
 
 
 def measure(loaded: loaded_lib.Loaded, asked: empirical.Asked):
-  """A cell for each draft, with sums of every request at temperature 1.
+  """Makes a cell for each draft, with every request's sums at temperature 1.
 
-  Of a request: its tokens, the sum of alpha at lenience 1, then of alpha and of
-  the total variation at every other.
+  For a request: its tokens, the sum of alpha at lenience 1, then of alpha and
+  of the total variation at every other.
   """
   found = loaded_lib.traces(loaded, 1.0, asked.tokens)
   return [
@@ -30,7 +30,7 @@ def _sums(text) -> list[float]:
 
 
 def _shown(requests, i: int) -> str:
-  """A cell's alpha at the i-th lenience, and its distance from p."""
+  """Shows a cell's alpha at the i-th lenience, and its distance from p."""
   if not i:
     return interval(empirical.interval(requests, 1))
   alpha, away = (empirical.interval(requests, 2 * i + j) for j in (0, 1))
@@ -64,10 +64,7 @@ def parts(cells: Cells, every: Rows) -> list[Part]:
 
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
-  """Every alpha of the paper's task.
-
-  That it grows with lenience is a theorem, and no claim.
-  """
+  """Claims alphas of the paper's task; growth with lenience is a theorem."""
   out = []
   for draft, alphas in papers.TABLE5.items():
     for name, mine in empirical.beside(every, cells, TARGET, draft):

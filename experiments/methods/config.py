@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct with every drafter.
 
-No smaller model of its tokenizer is published, so `lm` drafts with the target
-itself: the highest acceptance and the highest cost of a draft model.
+No smaller model with its tokenizer is published, so `lm` drafts with the target
+itself: the highest acceptance, and the highest cost of a draft model.
 """
 
 from configs import smollm2

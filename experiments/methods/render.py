@@ -1,4 +1,4 @@
-"""The methods experiment's document as a table."""
+"""Renders the methods experiment's document as a table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from specdec_jax.bench import intervals, tables
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """A row for each method and rule: improvement and tokens a window."""
+  """Writes a row for each method and rule: improvement, tokens a window."""
   warm = sorted({x['temperature'] for x in doc['cells']})
   at = {(x['name'], x['temperature']): x for x in doc['cells']}
   first = next((x['rule'] for x in doc['cells'] if x['lossless']), '')

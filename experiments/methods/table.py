@@ -1,4 +1,4 @@
-"""Every drafter under every rule at T = 0 and 1, on one model.
+"""Compares every drafter under every rule at T = 0 and 1, on one model.
 
 bash experiments/methods/run.sh [--rules=reject,block] [--temperatures=0,0.7,1]
 """
@@ -29,7 +29,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every difference from plain decoding is explained."""
+  """Returns whether every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   rules, warmths = asked(settings)
   folder = program.open_workdir(_RESULTS.value)
@@ -66,11 +66,7 @@ def run() -> bool:
 
 
 def asked(settings: settings_lib.Settings):
-  """The rules, and the sampling settings, of the flags.
-
-  Raises:
-    ValueError: an unknown rule, a bad temperature, or not one gamma.
-  """
+  """Returns the flags' rules and sampling; ValueError unless one gamma."""
   if len(settings.decode.gammas) != 1 or not settings.decode.gammas[0]:
     what = f'decode.gammas={settings.decode.gammas}'
     raise ValueError(f'{what}: want one gamma of 1 or more')
@@ -81,7 +77,7 @@ def asked(settings: settings_lib.Settings):
 
 
 def _arms(e: settings_lib.Setup, rules):
-  """Plain decoding, and each method under each rule, named 'method rule'."""
+  """Makes plain decoding, and each method under each rule: 'method rule'."""
   out, plain = [], None
   for rule in rules:
     d = dataclasses.replace(e.settings.decode, rule=rule.name)
@@ -93,10 +89,7 @@ def _arms(e: settings_lib.Setup, rules):
 
 
 def _cells(plain, arms, plan: plan_lib.Plan, level: float):
-  """A cell for each arm at one temperature.
-
-  level: how often all intervals of this temperature hold.
-  """
+  """Makes a cell for each arm at one temperature; level: of all intervals."""
   found = timing.measured([plain, *arms], plan, level=level)
   first, *rows = found.rows
   for arm, row in zip(arms, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Predicted beside measured improvements: what is said of them, and drawn."""
+"""Compares predicted and measured improvements, in words and figures."""
 
 import statistics
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ NEAR = 0.03  # of 1: whether to speculate makes no difference there
 class Cell(NamedTuple):
   """One method at one gamma on the test prompts.
 
-  pair: models; temperature: of sampling. category: ''; older results have some.
-  predicted, low, high: from other prompts, with the 90 % interval.
-  measured: on the judged ones.
+  pair: models; temperature: sampling's. category: ''; older results have some.
+  predicted, low, high (90 % interval): from other prompts than measured.
   """
 
   pair: str
@@ -48,7 +47,7 @@ class Summary(NamedTuple):
 
 
 def of(doc: Any) -> list[Cell]:
-  """The cells of a records.Document."""
+  """Lists a records.Document's cells."""
   s = doc.setting
   pair = f'{s.target} {s.draft or ""}'.strip()
   return [
@@ -87,14 +86,14 @@ def summary(cells: Sequence[Cell]) -> Summary:
 
 
 def _regret(cells: Sequence[Cell]) -> float:
-  """By how much the best gamma is faster than the one predicted to be."""
+  """Computes how much faster the best gamma is than the predicted one."""
   chosen = cost.best({x.gamma: x.predicted for x in cells})
   measured = {0: 1.0} | {x.gamma: x.measured for x in cells}
   return max(measured.values()) / measured[chosen] - 1
 
 
 def markdown(cells: Sequence[Cell], caption: str) -> str:
-  """The summaries by drafter and temperature, then the cells of all prompts."""
+  """Writes the summaries by drafter and temperature, then all cells."""
   groups = {'all': cells}
   for x in cells:
     groups.setdefault(f'{x.drafter}, T = {x.temperature:g}', []).append(x)
@@ -118,7 +117,7 @@ CELLS = (
 
 
 def figure(cells: Sequence[Cell]) -> bytes:
-  """A PNG: every method with its 90 % interval, its categories as pale dots."""
+  """Draws every method with its 90 % interval as a PNG, its categories pale."""
   drafters = sorted({x.drafter for x in cells})
   warms = sorted({x.temperature for x in cells})
 

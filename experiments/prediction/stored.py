@@ -1,8 +1,8 @@
-"""What stored results tell of predictions: of costs, and of their intervals.
+"""Judges predictions of costs, and their intervals, by stored results.
 
-Every document of the benchmark that an experiment keeps is a run: its mean of
-measured over explained is the error that its costs had. The library knows how
-large such errors are from costs/runs.json, which is made of them here.
+Every benchmark document that an experiment keeps is a run: its mean of measured
+over explained is its costs' error. The library knows how large such errors are
+from costs/runs.json, which is made from them here.
 """
 
 import json
@@ -28,10 +28,10 @@ KINDS = {'lookup': 'lookup', 'eagle': 'EAGLE', 'adaptive': 'adaptive'}
 
 
 class Run(NamedTuple):
-  """A document of the benchmark, or one of several in a file.
+  """A benchmark document, or one of several in a file.
 
-  where: its file. prompts: that it was predicted from, one in a batch. weights:
-  of the target.
+  prompts: that predicted it, one in a batch. where: file. weights: the
+  target's.
   """
 
   where: str
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 class Cell(NamedTuple):
-  """A cells.Cell, the run that it is of, and what kind of method it is."""
+  """A cells.Cell, its run, and its kind of method."""
 
   cell: cells_lib.Cell
   run: Run
@@ -49,7 +49,7 @@ class Cell(NamedTuple):
 
 
 def runs(root: pathlib.Path = ROOT) -> list[Run]:
-  """Every run that experiments keep."""
+  """Reads every run that experiments keep."""
   out = []
   for path in sorted(root.glob('experiments/*/results/*.json')):
     found = json.loads(path.read_text('utf-8'))
@@ -63,13 +63,13 @@ def runs(root: pathlib.Path = ROOT) -> list[Run]:
 
 
 def weights_of(target: str, dtype: str) -> str:
-  """'stored' of 'SmolLM2-135M (Q4_1, stored)'; of floats their dtype."""
+  """Returns 'stored' for 'X (Q4_1, stored)'; for floats their dtype."""
   told = target.rpartition(', ')[2].rstrip(')').removeprefix('again ')
   return told if told in ('stored', 'int8', 'int4') else dtype
 
 
 def ratios(doc: Mapping[str, Any]) -> list[float]:
-  """Measured over explained, of every method; [] of another document."""
+  """Lists every method's measured over explained; [] for another document."""
   rows = doc.get('rows')
   return [
     x['improvement']['value'] / x['explained']['improvement']
@@ -79,22 +79,20 @@ def ratios(doc: Mapping[str, Any]) -> list[float]:
 
 
 def row(doc: Mapping[str, Any], where: str) -> dict[str, Any]:
-  """What runs.json has of a run."""
+  """Makes a run's entry in runs.json."""
   about = {x: doc['machine'][x] for x in ('cpu', 'device')}
   return about | {'from': where, 'over_explained': ratios(doc)}
 
 
 def text(found: Sequence[Run]) -> str:
-  """runs.json."""
+  """Returns runs.json's text."""
   return printing.compact({'runs': [row(x.doc, x.where) for x in found]})
 
 
 def add_own(paths: Sequence[str]) -> pathlib.Path:
-  """Adds results of scripts/bench.py to the user's own runs; returns their
-  file.
+  """Adds bench.py's results to the user's own runs; returns their file.
 
-  Raises:
-    ValueError: a file that is no result of the benchmark.
+  Raises ValueError for a file that is no result of the benchmark.
   """
   path = files.cache_folder() / calibration.RUNS.name
   kept = files.read_json(path, {'runs': []})['runs']
@@ -116,9 +114,9 @@ def add_own(paths: Sequence[str]) -> pathlib.Path:
 
 
 def cells(found: Sequence[Run], trees: Mapping[str, Any]) -> list[Cell]:
-  """Everything that was predicted.
+  """Lists everything that was predicted.
 
-  trees: TREES, whose shapes of one target are a choice as gammas are.
+  trees: TREES, whose shapes on one target are a choice as gammas are.
   """
   return [*_of_runs(found), *_of_trees(trees)]
 
@@ -158,7 +156,7 @@ def _of_trees(doc: Mapping[str, Any]) -> Iterator[Cell]:
 
 
 def error(doc: Mapping[str, Any], found: Sequence[Run]) -> tuple[float, int]:
-  """calibration.between_runs without the run itself."""
+  """Computes calibration.between_runs without the run itself."""
   means = [
     statistics.fmean(np.log(ratios(x.doc))) for x in found if x.doc is not doc
   ]
@@ -166,8 +164,7 @@ def error(doc: Mapping[str, Any], found: Sequence[Run]) -> tuple[float, int]:
 
 
 def widened(x: Cell, found: Sequence[Run]) -> cells_lib.Cell:
-  """The cell with the interval that is printed today: the error of the other
-  runs is in it, and from few prompts there is none."""
+  """Widens the interval by other runs' error, as today; none if few prompts."""
   value, high = x.cell.predicted, x.cell.high
   if high is None or x.run.prompts < records.FEWEST:
     return x.cell._replace(low=None, high=None)
@@ -185,8 +182,7 @@ def widened(x: Cell, found: Sequence[Run]) -> cells_lib.Cell:
 
 
 def wrong(found: Sequence[cells_lib.Cell]) -> tuple[int, int]:
-  """Of cells that are not near 1: 'do not' where it was faster, 'do' where it
-  was slower."""
+  """Counts cells not near 1: 'do not' where it was faster, 'do' if slower."""
   told = [x for x in found if abs(x.measured - 1) > cells_lib.NEAR]
   return (
     sum(x.predicted <= 1 < x.measured for x in told),
@@ -195,7 +191,7 @@ def wrong(found: Sequence[cells_lib.Cell]) -> tuple[int, int]:
 
 
 def markdown(found: Sequence[Run], trees: Mapping[str, Any]) -> str:
-  """The errors of costs by run, and the predictions by kind."""
+  """Writes the costs' errors by run, and the predictions by kind."""
   every = cells(found, trees)
   logs = [statistics.fmean(np.log(ratios(x.doc))) for x in found]
   low, high = records.AGREE
@@ -249,7 +245,7 @@ def _line(name: str, some: Sequence[Cell], found: Sequence[Run]):
 
 
 def write(root: pathlib.Path = ROOT) -> None:
-  """runs.json, and the page's block."""
+  """Writes runs.json, and the page's block."""
   found = runs(root)
   files.write(calibration.RUNS, text(found))
   trees = files.read_json(root / TREES)

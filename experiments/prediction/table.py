@@ -1,4 +1,4 @@
-"""Predicted and measured improvements of every method at some temperatures.
+"""Predicts and measures every method's improvement at some temperatures.
 
 bash experiments/prediction/run.sh [--temperatures=0,1] [--config...]
 bash experiments/prediction/run.sh --show  # of what is stored: figure, tables
@@ -38,7 +38,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every difference from plain decoding is explained."""
+  """Returns whether every difference from plain decoding is explained."""
   if _SHOW.value:
     draw(pathlib.Path(_RESULTS.value))
     stored.write()
@@ -76,7 +76,7 @@ def run() -> bool:
 
 
 def draw(folder: pathlib.Path) -> None:
-  """Writes prediction.png of the prediction.json in a folder."""
+  """Writes prediction.png from a folder's prediction.json."""
   doc = json.loads((folder / 'prediction.json').read_text('utf-8'))
   cells = [cells_lib.Cell(**x) for x in doc['cells']]
   files.write(folder / 'prediction.png', cells_lib.figure(cells))

@@ -1,4 +1,4 @@
-r"""llama.cpp on the files and prompts of table.py: plain, and with the draft.
+r"""Runs llama.cpp on table.py's files and prompts: plain, and with the draft.
 
 (cd DIR; npm install --ignore-scripts node-llama-cpp)
 python experiments/quantised/llama.py --node=DIR \
@@ -70,8 +70,7 @@ def _draft(s: settings_lib.Settings) -> str:
 
 
 def _prompts(s: settings_lib.Settings) -> list[list[int]]:
-  """Token ids of some test prompts of table.py; the draft's tokenizer is the
-  target's."""
+  """Encodes some of table.py's test prompts; the draft's tokenizer is its."""
   target = dataclasses.replace(s.target, source=_draft(s))
   decode = dataclasses.replace(s.decode, methods=(), gammas=(0,))
   e = settings_lib.load(dataclasses.replace(s, target=target, decode=decode))

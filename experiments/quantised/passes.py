@@ -1,5 +1,6 @@
-r"""Models as they are stored and in int8, by rows of 16 and of 8 bits: how near
-plain decoding comes to its ceiling, and what a pass over several tokens costs.
+"""Times stored models and int8 ones, by rows of 16 and of 8 bits.
+
+How near does plain decoding come to its ceiling, and what do passes cost?
 
 bash experiments/quantised/run.sh passes SOURCE,SOURCE
 """
@@ -63,7 +64,7 @@ def run() -> bool:
 
 
 def _row(s: settings_lib.Settings) -> dict:
-  """What the passes of a target cost."""
+  """Times a target's passes."""
   e = settings_lib.load(s)
   arms = plan_lib.arms(e, measure=False)
   plan = plan_lib.make(e, prompts.chosen(s.bench.prompts))

@@ -1,4 +1,4 @@
-"""The document of target weights x draft weights as tables and a figure."""
+"""Renders target weights x draft weights as tables and a figure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ DRAFTED = (
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """A choice, a table of the targets alone, and one of the drafts on each."""
+  """Writes a choice, a table of the targets alone, and the drafts on each."""
   runs = doc['runs']
   m = runs[0]['machine']
   about = f'{m["cores"]} cores, {m["cpu"]}, jax {m["jax"]}. Greedy, batch 1.'
@@ -68,7 +68,7 @@ def _alone(run: Run) -> Run:
 
 
 def _drafted(run: Run) -> Iterator[Run]:
-  """A row for each drafter: its fastest gamma, or why it was not run."""
+  """Writes a row for each drafter: its fastest gamma, or why it was not run."""
   predicted = {k: x['improvement'] for k, x in run['predicted'].items()}
   for name in dict.fromkeys(x.rpartition(' g=')[0] for x in predicted):
     costs = run['calibration']['propose'].get(name, {})
@@ -90,7 +90,7 @@ def _drafted(run: Run) -> Iterator[Run]:
 
 
 def _choice(runs: list[Run]) -> str:
-  """The fastest target and method, beside the fastest plain one."""
+  """Picks the fastest target and method, beside the fastest plain one."""
   every = [
     (row['tok_s'], run['weights'], row['name'])
     for run in runs
@@ -106,7 +106,7 @@ def _choice(runs: list[Run]) -> str:
 
 
 def llama(doc: Mapping[str, Any]) -> str:
-  """llama.cpp: tokens a second, plain and with each longest draft."""
+  """Writes llama.cpp's tokens a second, plain and with each longest draft."""
   speeds = {
     row['gamma']: sum(x['tokens'] for x in row['timed'])
     / sum(x['seconds'] for x in row['timed'])
@@ -127,7 +127,7 @@ def llama(doc: Mapping[str, Any]) -> str:
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:
-  """A PNG: tokens a second of each target, plain and with each drafter."""
+  """Draws targets' tokens a second as a PNG, plain and with each drafter."""
   runs = doc['runs']
   drafters = dict.fromkeys(r['drafter'] for x in runs for r in x['rows'])
 

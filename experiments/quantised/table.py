@@ -1,9 +1,9 @@
-r"""Target weights x draft weights: speed, acceptance, and distance.
+"""Compares target weights x draft weights: speed, acceptance, and distance.
 
 bash experiments/quantised/run.sh TARGET DRAFT [--targets=...] [--drafts=...]
 
-Takes the --config of bench.py, whose dtypes --targets and --drafts replace. A
-target that is in the results, but not in --targets, stays there.
+Takes bench.py's --config, whose dtypes --targets and --drafts replace. A target
+that is in the results, but not in --targets, stays there.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every difference from plain decoding is explained."""
+  """Returns whether every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   for flag in _TARGETS, _DRAFTS:
     if unknown := {*flag.value} - {*convert.DTYPES}:
@@ -67,7 +67,7 @@ def run() -> bool:
 
 
 def _kept(folder: pathlib.Path | None) -> dict[str, Any]:
-  """The runs that the results have, by the target's dtype."""
+  """Returns the results' runs, by the target's dtype."""
   path = folder and folder / f'{HERE.name}.json'
   if not path or not path.exists():
     return {}
@@ -75,7 +75,7 @@ def _kept(folder: pathlib.Path | None) -> dict[str, Any]:
 
 
 def _run(settings: settings_lib.Settings):
-  """The benchmark of one target with every draft."""
+  """Runs the benchmark on one target with every draft."""
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.chosen(settings.bench.prompts))
   arms = _arms(e)
@@ -87,7 +87,7 @@ def _run(settings: settings_lib.Settings):
 
 
 def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
-  """Plain decoding, the other methods, and lm with each draft: 'lm int4'."""
+  """Makes plain decoding, other methods, and lm with each draft: 'lm int4'."""
   out = [x for x in plan_lib.arms(e, measure=False) if x.drafter != 'lm']
   gammas = sorted(set(e.settings.decode.gammas) - {0})
   for dtype in _DRAFTS.value:

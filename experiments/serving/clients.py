@@ -28,10 +28,9 @@ class Ask(NamedTuple):
 class Reply(NamedTuple):
   """What a client saw.
 
-  text: of the answer, as far as it came.
-  times: when the request was sent and when pieces came, in seconds.
-  counts: tokens of the pieces.
-  waited: how often it was told to come again.
+  text: the answer's, as far as it came. times: when the request was sent and
+  when pieces came, in seconds. counts: the pieces' tokens. waited: how often it
+  was told to come again.
   """
 
   status: int
@@ -48,9 +47,9 @@ def asks(
   temperature: float,
   turn: int = 0,
 ) -> list[Ask]:
-  """Requests with a seed each: of ten one malformed, of four one cancelled.
+  """Makes requests with a seed each: a tenth malformed, a quarter cancelled.
 
-  Their lengths and order are those of a turn; no two are the same.
+  Their lengths and order are a turn's; no two are the same.
   """
   rng, found = random.Random(turn), []
   for i in range(count):
@@ -136,5 +135,5 @@ def run(
 
 
 def keeps_up(cells: Sequence[Mapping[str, Any]]) -> bool:
-  """Whether speculation is nowhere below 0.95 of plain decoding."""
+  """Tells whether speculation is nowhere below 0.95 of plain decoding."""
   return all(cell['ratio']['value'] >= 0.95 for cell in cells)

@@ -49,7 +49,7 @@ _READ = 64  # tokens of a prompt, at most
 
 
 def run() -> bool:
-  """True if no answer was lost, cut or another's, and memory stayed level.
+  """Returns whether no answer was lost, cut or another's, and memory level.
 
   And if `adaptive`, which may draft nothing, is nowhere slower than plain.
   """
@@ -105,7 +105,7 @@ _KINDS = 'whole', 'stream', 'cancelled', 'malformed'
 
 
 def server() -> tuple[subprocess.Popen, str]:
-  """A server with this program's config, and its address."""
+  """Starts a server with this program's config; returns it and its address."""
   given = [x for x in sys.argv[1:] if x.startswith('--config')]
   given = given or ['--config=configs/smollm2.py']
   length = _READ + _LONGEST.value
@@ -122,7 +122,7 @@ def server() -> tuple[subprocess.Popen, str]:
 
 
 def judged(engine, asks, replies) -> dict[str, int]:
-  """How many replies of each kind are not what generate says."""
+  """Counts replies of each kind that are not what generate says."""
   items = [requests.Item(x.body['prompt'], 0) for x in asks]
   each = [
     completion.Settings(
@@ -147,10 +147,7 @@ def judged(engine, asks, replies) -> dict[str, int]:
 
 
 def drafting_begins(engine, texts) -> float:
-  """Seconds of Drafter.init, one call for a prompt that is read; the median.
-
-  Timed alone, with nothing beside it: as the program `begin`.
-  """
+  """Times Drafter.init alone, one call for a prompt read: median seconds."""
   room = _READ + _LONGEST.value + engine.drafter.gamma
   p, took = engine.programs, []
   for text in (texts[0], *texts):  # the first compiles
@@ -163,9 +160,9 @@ def drafting_begins(engine, texts) -> float:
 
 
 def timed(url: str, texts, clients: int) -> list[dict[str, Any]]:
-  """Waits of so many clients, without speculation and with it, in turns.
+  """Times so many clients' waits, without speculation and with it, in turns.
 
-  `ratio` is of tokens a second, over those without; its interval, over rounds.
+  `ratio` is tokens a second, over those without; its interval, over rounds.
   """
   ways = 'off', 'on'
   replies, counts, seconds = ({way: [] for way in ways} for _ in range(3))
@@ -198,7 +195,7 @@ def timed(url: str, texts, clients: int) -> list[dict[str, Any]]:
 
 
 def waits(replies: Sequence[clients_lib.Reply]) -> dict[str, float]:
-  """Milliseconds to the first token and between tokens."""
+  """Computes milliseconds to the first token and between tokens."""
   first = [x.times[1] - x.times[0] for x in replies]
   between = [
     (x.times[-1] - x.times[1]) / (sum(x.counts) - 1)
@@ -212,7 +209,7 @@ def waits(replies: Sequence[clients_lib.Reply]) -> dict[str, float]:
 
 
 def share(values, percent: int) -> float:
-  """A percentile of two or more values; of one, itself."""
+  """Computes two or more values' percentile; for one, itself."""
   if len(values) == 1:
     return values[0]
   return statistics.quantiles(values, n=100, method='inclusive')[percent - 1]

@@ -1,4 +1,4 @@
-"""A pool of rows beside batches that wait for their longest row.
+"""Compares a pool of rows with batches that wait for their longest row.
 
 bash experiments/serving/run.sh pools [--config=FILE] [--repeats=6]
 """
@@ -41,7 +41,7 @@ _SHORTEST, _READ = 16, 128  # tokens of an answer, and of a prompt at most
 
 
 def run() -> bool:
-  """True if every text is the same in a batch and in a pool."""
+  """Returns whether every text is the same in a batch and in a pool."""
   folder = program.open_workdir(_RESULTS.value)
   config = batch.one_method(_CONFIG.value)
   e = settings_lib.load(s := settings_lib.settings(config))
@@ -84,9 +84,9 @@ def run() -> bool:
 
 
 def measured(engine: build.Engine, items, s: settings_lib.Settings):
-  """Tokens, seconds and texts of each repeat, by 'batches' and 'pool'.
+  """Measures each repeat's tokens, seconds and texts, by 'batches' and 'pool'.
 
-  A first repeat of short answers, which is not counted, compiles. Batches and
+  A first repeat with short answers, which is not counted, compiles. Batches and
   pool take turns to be first.
   """
   rows, gamma = _ROWS.value, engine.drafter.gamma
@@ -129,7 +129,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
 
 
 def asked(engine, items, s: settings_lib.Settings, rng, most: int):
-  """(prompt, what is asked of it) of each request, in any order."""
+  """Lists each request's (prompt, what is asked of it), in any order."""
   order = rng.permutation(_REQUESTS.value)
   limits = rng.integers(_SHORTEST, most, len(order), endpoint=True)
   work = []

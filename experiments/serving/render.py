@@ -1,4 +1,4 @@
-"""The document of the load test as a page and a figure."""
+"""Renders the load test's document as a page and a figure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from experiments import page, plots
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """What was asked and how much of it was wrong, and the waits."""
+  """Writes what was asked and how much of it was wrong, and the waits."""
   kinds = ', '.join(f'{n} {kind}' for kind, n in doc['kinds'].items())
   bad = sum(doc['wrong'].values())
   about = (
@@ -27,7 +27,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:
-  """A PNG: tokens a second by clients, with speculation and without."""
+  """Draws tokens a second by clients as a PNG, with speculation and without."""
 
   def paint(axes: plots.Axes) -> None:
     for k, how in enumerate(('off', 'on')):

@@ -1,4 +1,4 @@
-"""Questions in Spec-Bench's format, grouped into the columns of its tables."""
+"""Reads questions in Spec-Bench's format, grouped into its tables' columns."""
 
 import dataclasses
 import hashlib
@@ -19,11 +19,7 @@ MULTI_TURN = 'multi-turn'
 
 
 def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
-  """The first `limit` questions of each category of a file, 0: all.
-
-  Raises:
-    ValueError: no file, or a line not in Spec-Bench's format.
-  """
+  """Reads the first `limit` questions a category, 0: all; or ValueError."""
   if not path:
     raise ValueError(
       '--questions is missing: name a question.jsonl in the format of '
@@ -40,10 +36,7 @@ def read(path: str, limit: int = 0) -> list[prompts.Prompt]:
 
 
 def grouped(questions: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:
-  """Categories as the table's columns.
-
-  MT-Bench's become one, unless the file has no others.
-  """
+  """Groups MT-Bench's categories into one, unless the file has no others."""
   if all(q.category in MT_BENCH for q in questions):
     return list(questions)
   return [
@@ -53,7 +46,7 @@ def grouped(questions: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:
 
 
 def among(questions: Sequence[prompts.Prompt], items: Sequence[Any]):
-  """The questions that are among the items of a plan."""
+  """Picks the questions that are among a plan's items."""
   ids = {item.id for item in items}
   return [q for q in questions if q.id in ids]
 

@@ -1,4 +1,4 @@
-"""The benchmark's document in the layout of Spec-Bench's tables."""
+"""Renders the benchmark's document in the layout of Spec-Bench's tables."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,10 +11,7 @@ TOKENS = 'counts.block_efficiency'
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """What wins, a picture, and tables of improvement and tokens a window.
-
-  doc: the benchmark's, as its JSON is read, with 'questions' described.
-  """
+  """Writes what wins, a picture and tables; doc: with 'questions' described."""
   names = list(dict.fromkeys(x['category'] for x in doc['categories']))
   of = {(x['name'], x['category']): x for x in doc['categories']}
   rows = [
@@ -61,7 +58,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:
-  """A PNG: every method of ours over all questions, and theirs."""
+  """Draws every method of ours over all questions as a PNG, and theirs."""
   ours, theirs = _drafted(doc), papers.SPEC_BENCH
   found = [intervals.Interval(**x['improvement']) for x in ours]
 

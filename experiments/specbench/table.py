@@ -1,4 +1,4 @@
-r"""Every method of a config on Spec-Bench's questions, category by category.
+r"""Runs a config's every method on Spec-Bench's questions, by category.
 
 bash experiments/specbench/run.sh --questions=PATH/question.jsonl \
   [--config=configs/smollm2.py] [--limit=2] [--results=DIR]
@@ -29,7 +29,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every difference from plain decoding is explained."""
+  """Returns whether every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
   d = settings.decode
   if not d.methods or not any(d.gammas):

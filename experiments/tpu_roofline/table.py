@@ -1,4 +1,4 @@
-"""Where speculation stops paying on TPUs, by chips.roofline."""
+"""Finds where speculation stops paying on TPUs, by chips.roofline."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ class Cell(NamedTuple):
 def gain(
   pair: str, chip: str, split: int, context: int, batch: int
 ) -> tuple[int, float]:
-  """(best gamma, improvement) at ALPHA; gamma 0 where none pays."""
+  """Returns (best gamma, improvement) at ALPHA; gamma 0 where none pays."""
   device, shares = _shares(pair, chip, split)
   sizes = dict(rows=batch, slots=context)
   return roofline.predict(device, *shares, (ALPHA,), **sizes).best[ALPHA]
@@ -79,7 +79,7 @@ def cell(*where) -> Cell:
 
 
 def undivided(*place) -> bool:
-  """Whether every chip has all of the draft's heads, but not the target's."""
+  """Tells if every chip has all the draft's heads, but not the target's."""
   _, (target, draft) = _shares(*place)
   return 'heads' in draft.whole and 'heads' not in target.whole
 
@@ -89,7 +89,7 @@ def places() -> list[tuple[str, str, int]]:
 
 
 def stops() -> leviathan.Table:
-  """Where speculation stops paying, and what fits."""
+  """Finds where speculation stops paying, and what fits."""
   every = {x: [cell(*x, context) for context in CONTEXTS] for x in places()}
   shown = lambda c: f'{c.stops or "never"} / {c.fits or "none"}'
   lines = [[*x, *map(shown, found)] for x, found in every.items()]
@@ -108,7 +108,7 @@ def stops() -> leviathan.Table:
 
 
 def draw_stops(axes: plots.Axes) -> None:
-  """Improvement against batch, by context."""
+  """Draws improvement against batch, by context."""
   for i, context in enumerate(CONTEXTS):
     where = PAIR, CHIP, SPLIT, context
     gains = [gain(*where, batch)[1] for batch in POWERS]
@@ -132,7 +132,7 @@ def draw_stops(axes: plots.Axes) -> None:
 
 
 def gains() -> leviathan.Table:
-  """The improvement in every cell; what does not fit is in brackets."""
+  """Computes every cell's improvement; what does not fit is in brackets."""
 
   def shown(found: Cell, batch: int) -> str:
     gamma, x = gain(*found[:4], batch)
@@ -156,7 +156,7 @@ T5_CHIP = 'v6e'
 
 
 def t5() -> leviathan.Table:
-  """c and improvement of T5-XXL and its drafts beside Leviathan et al. 2023."""
+  """Puts T5-XXL's and its drafts' c and improvement beside Leviathan's."""
   device = roofline.TPUS[T5_CHIP]
   target = roofline.share(_sized('t5_xxl'))
   lines, below = [], True

@@ -1,4 +1,4 @@
-"""How many tokens of a tree each rule accepts, by enumeration."""
+"""Computes how many tokens of a tree each rule accepts, by enumeration."""
 
 import collections
 import itertools
@@ -19,11 +19,10 @@ LEAST = 1e-6
 
 
 class Problems(NamedTuple):
-  """Pairs of p and q, and every tree that may be drawn of each.
+  """Pairs of p and q, and every tree that may be drawn from each.
 
-  counts: children of a node at each level.
-  p_XNVV, q_XKVV: as of problems.of_all_families.
-  chance_XR, parents: of each tree, and of all.
+  counts: a node's children at each level. p_XNVV, q_XKVV: as in
+  problems.of_all_families. chance_XR: each tree's. parents: all trees'.
   """
 
   kind: str
@@ -36,7 +35,7 @@ class Problems(NamedTuple):
 
 
 def problems(kind: str, levels: str, vocab: int, each: int) -> Problems:
-  """`each` problems of every family, in their order."""
+  """Draws `each` problems of every family, in their order."""
   counts = tuple(map(int, levels.split(',')))
   parents = problems_lib.parents_of(levels)
   p, q = problems_lib.of_all_families(
@@ -48,12 +47,12 @@ def problems(kind: str, levels: str, vocab: int, each: int) -> Problems:
 
 
 def rules_of_trees() -> list[types.Rule]:
-  """The lossless rules that take trees."""
+  """Lists the lossless rules that take trees."""
   return [x for x in build.lossless_rules().values() if x.trees]
 
 
 def best(x: Problems) -> np.ndarray:
-  """The most tokens that any rule accepts, [X]."""
+  """Computes the most tokens that any rule accepts, [X]."""
   found = [collections.defaultdict(float) for _ in x.chance_XR]
   draft = x.batch.draft
   tokens_BK, proposed_BK = map(np.asarray, (draft.tokens_BK, draft.proposed_BK))
@@ -69,11 +68,7 @@ def best(x: Problems) -> np.ndarray:
 
 
 def accepted(rule: types.Rule, x: Problems) -> np.ndarray:
-  """Tokens that a rule accepts on average, [X].
-
-  Raises:
-    base.Broken: what it emits is not distributed as the target's tokens.
-  """
+  """Computes the mean tokens that a rule accepts, [X]; Broken if lossy."""
   if rule.coupled and x.kind == 'distinct':
     return _raced(x, 0)[:, 0]
   if rule.coupled:
@@ -88,7 +83,7 @@ def accepted(rule: types.Rule, x: Problems) -> np.ndarray:
 
 
 def certain(x: Problems) -> np.ndarray:
-  """Nodes of a certain tree on the target's own path, [X] on average."""
+  """Counts a certain tree's nodes on the target's own path, [X] on average."""
   numbers = np.array(x.parents) + 1
   tokens_BK = np.asarray(x.batch.draft.tokens_BK)
   p_BK = np.take_along_axis(
@@ -101,7 +96,7 @@ def certain(x: Problems) -> np.ndarray:
 
 
 def _raced(x: Problems, depth: int) -> np.ndarray:
-  """Tokens that `coupled` accepts from a level on, [X, V] by the one before."""
+  """Computes what `coupled` accepts from a level on, [X, V] by last token."""
   p_XVV, q_XVV = x.p_XNVV[:, depth], x.q_XKVV[:, depth]
   X, V, _ = p_XVV.shape
   own_XVV = optimum.raced(
@@ -114,7 +109,7 @@ def _raced(x: Problems, depth: int) -> np.ndarray:
 
 
 def rows(each: int) -> Iterator[dict[str, Any]]:
-  """For each tree, kind of siblings and rule: its share of the optimum.
+  """Computes a rule's share of the optimum, for each tree and kind of siblings.
 
   'families': by name [the optimum, mean share, least share], the first a mean
   too; None where nothing can be accepted.

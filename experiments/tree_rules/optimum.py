@@ -11,20 +11,16 @@ Trie = frozenset[tuple[int, ...]]
 
 
 def accepted(tries: Mapping[Trie, float], target) -> float:
-  """The most tokens that a rule accepts on average, by linear programming.
+  """Computes the most tokens a rule accepts on average, by linear programming.
 
-  Over all rules that end at a node of the tree, draw one more token, and leave
-  the tokens after it to the target, so that all are distributed as the
-  target's. Of one level it is the optimal transport from sets of candidates to
-  p: Sun et al. 2023, section 4 (https://arxiv.org/abs/2310.15141).
+  Over all rules that end at a tree's node, draw one more token, and leave the
+  tokens after it to the target, so that all are distributed as the target's.
+  With one level it is the optimal transport from sets of candidates to p: Sun
+  et al. 2023, section 4 (https://arxiv.org/abs/2310.15141).
 
-  Args:
-    tries: probability of each tree, as the token paths of its nodes.
-    target: the target's distribution of one token more than a tree has levels,
-      [V, ..., V].
-
-  Raises:
-    AssertionError: the solver found no optimum.
+  tries: each tree's probability, as its nodes' token paths. target:
+  distribution of one token more than a tree has levels, [V, ..., V]. Raises
+  AssertionError if the solver found no optimum.
   """
   V, N = len(target), target.ndim
   every = (
@@ -66,13 +62,13 @@ def accepted(tries: Mapping[Trie, float], target) -> float:
 
 
 def raced(p_XV, q_XV, count: int) -> np.ndarray:
-  """How often each token is the target's draw and one of the draft's `count`.
+  """Computes how often each token is the target's draw and among the draft's.
 
-  Distinct draws of one exponential race, as under `coupled`: token x arrives in
-  the target at E_x / p_x and in the draft at E_x / q_x. Given that x wins there
-  at E_x = e, a rival y is before it in the draft if E_y is between e p_y / p_x
-  and e q_y / q_x, and fewer than `count` rivals may be. For one draw that is
-  1 / sum_y max(p_y / p_x, q_y / q_x): Daliri et al. 2024, section 3
+  `count` distinct draws from one exponential race, as under `coupled`: token x
+  arrives in the target at E_x / p_x and in the draft at E_x / q_x. Given that x
+  wins there at E_x = e, a rival y is before it in the draft if E_y is between e
+  p_y / p_x and e q_y / q_x, and fewer than `count` rivals may be. For one draw
+  that is 1 / sum_y max(p_y / p_x, q_y / q_x): Daliri et al. 2024, section 3
   (https://arxiv.org/abs/2408.07978).
 
   Returns: [X, V]; the sum over V is the acceptance.

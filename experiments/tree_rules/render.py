@@ -1,4 +1,4 @@
-"""The document of the rules as two tables."""
+"""Renders the rules' document as two tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from specdec_jax.bench import tables
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
-  """Shares of the optimum, then tokens a window of a real pair."""
+  """Writes shares of the optimum, then a real pair's tokens a window."""
   return '\n'.join(
     [
       *(_exact(doc['exact']) if 'exact' in doc else ['Exact: not run yet.']),
@@ -25,7 +25,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
 
 
 def _exact(found: Mapping[str, Any]) -> list[str]:
-  """A row for each tree and kind of siblings, with what each rule reaches."""
+  """Writes what each rule reaches, a row for each tree and kind of siblings."""
   rows, groups = [], {}
   for row in found['rows']:
     groups.setdefault((row['levels'], row['kind']), []).append(row)
@@ -48,7 +48,7 @@ def _exact(found: Mapping[str, Any]) -> list[str]:
 
 
 def _shares(families: Mapping[str, Sequence[float | None]]) -> str:
-  """Mean share of the optimum, and the least with its family."""
+  """Writes the mean share of the optimum, and the least with its family."""
   some = {name: x for name, x in families.items() if x[1] is not None}
   mean = np.mean([x[1] for x in some.values()])
   least, name = min((x[2], name) for name, x in some.items())
@@ -57,7 +57,7 @@ def _shares(families: Mapping[str, Sequence[float | None]]) -> str:
 
 
 def _measured(found: Mapping[str, Any]) -> list[str]:
-  """A row for each tree and rule: tokens a window at each temperature."""
+  """Writes a row for each tree and rule: tokens a window by temperature."""
   cells = {
     (x['tree'], x['rule'], x['temperature']): x['requests']
     for x in found['cells']

@@ -34,7 +34,7 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 
 def run() -> bool:
-  """True if every text is plain decoding's."""
+  """Returns whether every text is plain decoding's."""
   folder = program.open_workdir(_RESULTS.value)
   config = _CONFIG.value.copy_and_resolve_references()
   chosen = questions_lib.read(_QUESTIONS.value, _LIMIT.value)
@@ -58,7 +58,7 @@ def run() -> bool:
 
 
 def _shapes() -> tuple[list[int], list[str]]:
-  """The gammas of chains, ascending, and the trees."""
+  """Lists the chains' gammas, ascending, and the trees."""
   every = _SHAPES.value.split(';')
   chains = sorted(int(x) for x in every if x.isdecimal())
   if not chains:
@@ -67,7 +67,7 @@ def _shapes() -> tuple[list[int], list[str]]:
 
 
 def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
-  """Plain decoding and every shape; chains are caps of the longest."""
+  """Makes plain decoding and every shape; chains are caps of the longest."""
   chains, trees = _shapes()
   plain = settings_lib.engine(e, 'lookup', 0)
   out = [plan_lib.Arm('plain', 'plain', 0, plain)]
@@ -88,7 +88,7 @@ def _eagle(e: settings_lib.Setup, tree: str, gamma: int) -> build.Engine:
 
 
 def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
-  """What every shape gives on one target."""
+  """Measures what every shape gives on one target."""
   e = settings_lib.load(s)
   arms, plan = _arms(e), plan_lib.make(e, chosen)
   request = plan_lib.middle(arms, plan, budget.WINDOWS).full
@@ -128,7 +128,7 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
 
 
 def _row(e: settings_lib.Setup, shape: str, **found) -> dict:
-  """A row of the table; None of what was not found."""
+  """Makes a row in the table; None for what was not found."""
   names = (
     *('tokens', 'verify', 'drafting', 'predicted', 'improvement'),
     *('over_chain', 'tok_s', 'differing'),

@@ -1,4 +1,4 @@
-"""What rules accept of trees: exactly on small problems, measured on SmolLM2.
+"""Compares what rules accept in trees: exactly, and measured on SmolLM2.
 
 bash experiments/tree_rules/run.sh [--exact] [--questions=PATH] [--minutes=12]
 """
@@ -55,10 +55,7 @@ def _save(folder: pathlib.Path | None, doc) -> None:
 
 
 def _measured(about, known):
-  """Yields the document after each cell; cells that `known` has are kept.
-
-  They must be of the same code and settings.
-  """
+  """Yields the document after each cell; keeps `known` if settings agree."""
   s = settings_lib.settings(_CONFIG.value)
   chosen = questions_lib.read(_QUESTIONS.value, _LIMIT.value)
   doc = {
@@ -83,9 +80,9 @@ def _measured(about, known):
 
 
 def _cells():
-  """Yields (rule, tree, temperature); of rules that are one there, the first.
+  """Yields (rule, tree, temperature); of rules that are one, the first.
 
-  All are where rows are greedy, and of chains those that Rule.on_chains names.
+  All are where rows are greedy, and on chains those that Rule.on_chains names.
   """
   rules = [x for x in build.lossless_rules().values() if x.trees]
   names = [x.name for x in rules]
@@ -100,7 +97,7 @@ def _cells():
 
 
 def _cell(target, s, prompts, rule: types.Rule, tree: str, temperature: float):
-  """Emitted tokens and target passes of each prompt."""
+  """Counts each prompt's emitted tokens and target passes."""
   levels = branch.levels_of(tree)
   draft = {'source': s.drafters['eagle'].source}
   if len(levels) > 1:

@@ -1,4 +1,4 @@
-"""Records of a certificate (subject, promise, figure) and small models."""
+"""Certificate records (subject, promise, figure) and small models."""
 
 import contextlib
 import dataclasses
@@ -24,10 +24,7 @@ TREE = 'tree'
 
 
 class World(NamedTuple):
-  """A target and a draft model of `vocab` ids, with the weights of both.
-
-  config: sizes of the target; None for a user's model.
-  """
+  """A target and a draft model of `vocab` ids; config: None for a user's."""
 
   target: types.Model
   draft: types.Model
@@ -40,7 +37,7 @@ class World(NamedTuple):
 
 
 class Pair(NamedTuple):
-  """A rule and a drafter, with the weights.draft that the drafter reads."""
+  """A rule, a drafter and the weights.draft that it reads."""
 
   rule: types.Rule
   drafter: types.Drafter
@@ -56,17 +53,14 @@ Recipe = Callable[[World, int], tuple[types.Drafter, Any]]
 
 
 class Subject(NamedTuple):
-  """The rules, drafters and models that are certified.
+  """The rules (lossless), drafters (by name) and models to certify.
 
-  rules: lossless ones.
-  drafters: by name.
-  seed: of all randomness; the date in the full tier.
-  supplied: parts given by the user, of 'rule', 'drafter' and 'model'; promises
+  seed: for all randomness; the date in the full tier.
+  supplied: the user's own parts among 'rule', 'drafter' and 'model'; promises
     about other parts are skipped.
   model: (vocab, dtype) -> a target and a draft of the user's model, with random
-    weights; None for this library's.
-  model_path: of the user's model, package.module:name.
-  encoder: the models have encoders, and every prompt has a source.
+    weights; None for this library's. model_path: package.module:name.
+  encoder: the models have encoders, and every prompt a source.
   """
 
   rules: Sequence[types.Rule]
@@ -78,11 +72,10 @@ class Subject(NamedTuple):
   encoder: bool = False
 
   def pairs(self) -> list[tuple[types.Rule, str]]:
-    """Each drafter under the first rule, each rule with the first drafter, and
-    with trees.
+    """Pairs the first rule with every drafter, other rules with the first one.
 
-    A rule reads only tokens, their distributions, their count and whose
-    children they are, so not every rule must run with every drafter.
+    Those that take trees meet the tree drafter too. A rule reads only tokens,
+    their distributions, count and parents: it need not run with every drafter.
     """
     (first, *rules), names = self.rules, list(self.drafters)
     found = [(first, x) for x in names]
@@ -90,14 +83,14 @@ class Subject(NamedTuple):
     return found + [(x, TREE) for x in rules if x.trees and TREE in names[1:]]
 
   def apart(self) -> list[types.Rule]:
-    """The rules but for those that are another one of them on chains."""
+    """Drops rules that equal another of them on chains."""
     names = [rule.name for rule in self.rules]
     return [rule for rule in self.rules if rule.on_chains not in names]
 
   def pair(
     self, world: World, gamma: int, rule: types.Rule | None = None, name=''
   ) -> Pair:
-    """A rule with a drafter for the models; the first of each if not given."""
+    """Makes a Pair for the models; defaults to the first rule and drafter."""
     recipe = self.drafters[name or next(iter(self.drafters))]
     return Pair(rule or self.rules[0], *recipe(world, gamma))
 
@@ -105,7 +98,7 @@ class Subject(NamedTuple):
     return tables(vocab, encoder=self.encoder)
 
   def transformers(self, vocab: int, *, dtype: str = '', **sizes) -> World:
-    """Two tiny models: this library's with `sizes`, or the user's."""
+    """Makes two tiny models: this library's with `sizes`, or the user's."""
     dtype = dtype or str(jnp.result_type(float))
     if self.model is not None:
       return self.model(vocab, dtype)
@@ -113,15 +106,12 @@ class Subject(NamedTuple):
 
 
 class Broken(Exception):
-  """A promise failed; the message is a small failing case.
-
-  Whatever checks one raises it, for the first that it finds.
-  """
+  """A promise failed; the message is the first failing case, a small one."""
 
 
 @contextlib.contextmanager
 def naming(what: Any) -> Iterator[None]:
-  """Prefixes the message of a Broken with `what`."""
+  """Prefixes a Broken's message with `what`."""
   try:
     yield
   except Broken as error:
@@ -133,12 +123,7 @@ class NotChecked(Exception):
 
 
 class Figure(NamedTuple):
-  """The result of a check, in words.
-
-  reached: the measured figure.
-  bound: its limit.
-  size: how much was tried.
-  """
+  """A check's result in words: reached, its limit, and how much was tried."""
 
   reached: str
   bound: str
@@ -146,13 +131,12 @@ class Figure(NamedTuple):
 
 
 class Promise(NamedTuple):
-  """A statement about the library, and how it is checked.
+  """A statement about the library, and its check.
 
-  name, text: for the reader.
   check: (subject, amount) -> Figure; raises Broken or NotChecked.
   quick, full: amounts of the two tiers, in the promise's unit.
   seconds: quick tier on two cores, for each pair of rule and drafter.
-  about: parts that it judges.
+  about: the parts that it judges.
   """
 
   name: str
@@ -165,17 +149,17 @@ class Promise(NamedTuple):
 
 
 def bound() -> float:
-  """Of BOUNDS, for floats as they are now."""
+  """Returns the entry of BOUNDS for floats as they are now."""
   return BOUNDS[jnp.result_type(float) == jnp.float64]
 
 
 def none_of(
   n: int, failure: str, distinct: int, kind: str, size: str, more: str = ''
 ) -> Figure:
-  """The Figure of no failure in n comparisons, with the 95 % bound on its rate.
+  """Reports no failure in n comparisons, with the 95 % bound on its rate.
 
-  distinct: comparisons that differ in more than the program that ran them; only
-  these count for the bound.
+  distinct: comparisons that differ in more than the program that ran them; the
+    bound counts only these.
   """
   rate = f'95 %: under {3 / distinct:.1e} of them'
   reached = f'0 of {n:,} {failure}, at {distinct:,} distinct {kind} ({rate})'
@@ -190,7 +174,7 @@ def show(p_V) -> str:
 
 
 def tables(vocab: int, *, encoder: bool = False) -> World:
-  """Two table models, whose distributions are known exactly."""
+  """Makes two table models, whose distributions are known exactly."""
   model = table_model.make(vocab, encoder=encoder)
   target, draft = (table_model.table(i, vocab) for i in (0, 1))
   sizes = dict(width=4, heads=1, kv_heads=1, head_dim=4, mlp=4, vocab=vocab)
@@ -209,9 +193,9 @@ def transformers(
   mesh: Mesh | None = None,
   **changes,
 ) -> World:
-  """Two tiny random transformers; T5s of two shapes if they have encoders.
+  """Makes two tiny random transformers (T5s of two shapes, with encoders).
 
-  scale: factor of the weights; at 1 texts would loop. changes: of the sizes.
+  scale: factor on the weights; at 1 texts would loop. changes: to the sizes.
   """
   sizes: dict[str, Any] = dict(width=16, heads=2, kv_heads=1, head_dim=8)
   sizes |= (
@@ -234,7 +218,7 @@ def transformers(
 
 
 def blurred(params: Any) -> Any:
-  """The weights with a little noise added: a draft of high acceptance."""
+  """Adds a little noise to weights: a draft with high acceptance."""
   rng = np.random.default_rng(3)
   noise = lambda x: 0.05 * x.astype(np.float32).std() * rng.normal(size=x.shape)
   return jax.tree.map(
@@ -257,12 +241,12 @@ OPTIONS = decode.Options(chunk=8)
 
 
 def take(tree: Any, index: Any) -> Any:
-  """Some rows of every leaf."""
+  """Takes some rows of every leaf."""
   return jax.tree.map(lambda x: x[index], tree)
 
 
 def run(world: World, pair: Pair, request: decode.Request) -> decode.Output:
-  """Decodes a batch with the production programs; the output on the host."""
+  """Decodes a batch with the production programs; its output is on the host."""
   programs = decode.programs(world.target, pair.drafter, pair.rule, OPTIONS)
   out = jax.device_get(programs.generate(world.with_draft(pair), request))
   check_finite(out.info)
@@ -276,19 +260,17 @@ def check_finite(info: types.Info) -> None:
 
 
 def plain(world: World, request: decode.Request) -> list[list[int]]:
-  """Texts of plain decoding."""
+  """Decodes plainly and returns the texts."""
   return texts(run(world, PLAIN, request))
 
 
 def make_request(
   world: World, prompts, new, *, request=None, **settings
 ) -> decode.Request:
-  """A batch of prompts, each with a source if the models have encoders.
+  """Makes a batch of prompts, with sources if the models have encoders.
 
-  Args:
-    new: tokens to emit, at most.
-    request: number of each prompt.
-    **settings: as of `wanted`, and the shape that requests.make takes.
+  new: tokens to emit, at most. request: each prompt's number. settings: for
+  `wanted`, and the shape that requests.make takes.
   """
   each, shape = wanted(len(prompts), new, **settings)
   return requests.make(items(world, prompts, request), each, **shape)
@@ -297,7 +279,7 @@ def make_request(
 def wanted(
   count: int, new, *, stop_ids=(), drafts=_ANY, **settings
 ) -> tuple[list[requests.Wanted], dict[str, Any]]:
-  """Makes the Wanted of `count` prompts; also returns the settings left over.
+  """Makes `count` Wanted; also returns the settings left over.
 
   new, drafts and the fields of sampling.Sampling: one value, or one a prompt.
   """
@@ -314,13 +296,13 @@ def wanted(
 
 
 def items(world: World, prompts, numbers=None) -> list[requests.Item]:
-  """Prompts as items, each with a source if the models have encoders."""
+  """Makes items of prompts, with sources if the models have encoders."""
   found = requests.items(prompts, numbers)
   return [x._replace(source=source_of(world, x.tokens)) for x in found]
 
 
 def source_of(world: World, prompt: Sequence[int]) -> list[int]:
-  """The source of a prompt, 1 to 11 tokens; [] without an encoder."""
+  """Draws a prompt's source, 1 to 11 tokens; [] without an encoder."""
   if world.target.encode is None:
     return []
   rng = np.random.default_rng([0, *prompt])
@@ -328,16 +310,13 @@ def source_of(world: World, prompt: Sequence[int]) -> list[int]:
 
 
 def target_table(world: World, prompt: Sequence[int], **settings) -> np.ndarray:
-  """A table model's probabilities after a prompt and its source, float64."""
+  """Computes a table's p after a prompt and its source, in float64."""
   p_RVV = table_model.warped(world.weights.target, **settings)
   return table_model.given(p_RVV, source_of(world, prompt))
 
 
 def joint(world: World, prompt: Sequence[int], n: int, text=(), **settings):
-  """Exact distribution of n tokens of a table model: [V] * n, float64.
-
-  They come after the prompt or, if given, after a text that begins with it.
-  """
+  """Computes exact joint p of n tokens after the prompt, or a text: [V] * n."""
   p_RVV = target_table(world, prompt, **settings)
   return table_model.joint_distribution(p_RVV, text or prompt, n)
 
@@ -347,7 +326,7 @@ LONGEST = 20
 
 
 def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
-  """Random prompts of 1 to `longest` tokens."""
+  """Draws `rows` prompts of 1 to `longest` tokens."""
   rng = np.random.default_rng([seed, rows, longest])
   return [
     rng.integers(0, vocab, 1 + (3 * b + 1) % longest).tolist()
@@ -357,10 +336,10 @@ def ragged_prompts(rows: int, vocab: int, seed: int, longest: int = 6):
 
 @functools.cache
 def ragged(drafter: types.Drafter) -> types.Drafter:
-  """The same drafter, capped at 0 to gamma tokens: as committed ones say.
+  """Caps a drafter at 0 to gamma tokens, as the committed ones say.
 
-  It is told the cap, as by a request or a drafter around it. Of texts of 10
-  tokens and more six windows in a row may draft nothing: they are read later.
+  It is told the cap, as by a request or a drafter around it. From 10 tokens on
+  six windows in a row may draft nothing: their tokens are read later.
   """
 
   def propose(weights, state, context, noise, target_cache):
@@ -377,13 +356,13 @@ def ragged(drafter: types.Drafter) -> types.Drafter:
 
 
 def texts(output: decode.Output) -> list[list[int]]:
-  """Every row's committed tokens, prompt included."""
+  """Lists every row's committed tokens, prompt included."""
   tokens_BL, lengths_B = map(np.asarray, (output.tokens_BL, output.lengths_B))
   return [row[:n].tolist() for row, n in zip(tokens_BL, lengths_B, strict=True)]
 
 
 def same_texts(got, wanted, what: str) -> int:
-  """How many texts there are; raises Broken for the first that differs."""
+  """Counts the texts; raises Broken for the first that differs."""
   for b, (one, two) in enumerate(zip(got, wanted, strict=True)):
     if one != two:
       at = next(i for i in range(len(one) + 1) if one[: i + 1] != two[: i + 1])

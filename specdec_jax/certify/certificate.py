@@ -25,11 +25,9 @@ from specdec_jax.io import files
 
 
 class Row(NamedTuple):
-  """A checked promise, as certificate.json has it.
+  """A checked promise, as certificate.json has it, with its base.Figure.
 
-  passed: None where it does not apply.
-  reached, bound, size: of its base.Figure, if it passed.
-  case: the failing case, or why it does not apply.
+  passed: None where it does not apply. case: what failed, or why it does not.
   """
 
   name: str
@@ -43,13 +41,12 @@ class Row(NamedTuple):
 
 
 def encoder_decoder(subject: base.Subject, amount: int) -> base.Figure:
-  """The promises about models, where encoders read sources.
+  """Checks the promises about models, where encoders read sources.
 
   The models are T5s, a target and a draft of different shapes, and tables that
-  depend on the source too. The lengths of sources and prompts differ.
+  depend on the source too. Sources and prompts differ in length.
 
-  amount: how many drafters; the first rule with one, every rule of chains with
-    more.
+  amount: how many drafters; above 1 every rule of chains runs, else the first.
   """
   full = amount > 1
   if subject.model is not None:
@@ -86,12 +83,9 @@ COMPARING = (
 
 
 def null_check(subject: base.Subject, amount: int) -> base.Figure:
-  """Plain decoding in the place of speculative decoding: nothing may differ.
+  """Checks plain decoding in speculation's place; a failure is no rule's fault.
 
-  What fails here is no fault of a rule or drafter.
-
-  amount: 1 takes whole amounts of the full tier; more, that part of the quick
-    tier's.
+  amount: 1 takes the full tier's amounts; n takes 1/n of the quick tier's.
   """
   subject = subject._replace(
     rules=(base.PLAIN_RULE,),
@@ -112,7 +106,7 @@ def null_check(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _check_all(promises, subject: base.Subject, *, full: bool) -> list[str]:
-  """The figures of promises that hold; raises base.Broken if one fails."""
+  """Lists promises' figures; raises base.Broken if one fails."""
   rows = []
   for promise in promises:
     rows.append(check(promise, subject, full=full))
@@ -186,7 +180,7 @@ PROMISES = (
 
 
 def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
-  """The promises named in `only`, or all about the parts given by the user."""
+  """Picks the promises named in `only`, or all about the user's own parts."""
   names = [promise.name for promise in PROMISES]
   for name in only:
     if name not in names:
@@ -197,7 +191,7 @@ def choose(only: Sequence[str], supplied: Sequence[str]) -> list[base.Promise]:
 
 
 def check(promise: base.Promise, subject: base.Subject, *, full: bool) -> Row:
-  """Checks one promise; its figure or its failing case."""
+  """Checks one promise: its figure, or its failing case."""
   start, passed = time.perf_counter(), False
   figure, case = base.Figure('', '', ''), ''
   try:
@@ -246,7 +240,7 @@ def run(
   """Checks and prints promise by promise; the last line is JSON.
 
   Writes certificate.md (what is printed) and certificate.json into `folder`,
-  None for nowhere. Returns whether no promise failed and some were checked.
+  unless it is None. Returns whether no promise failed and some were checked.
   """
   console = printing.console()
   console.record = True
@@ -282,7 +276,7 @@ def run(
 
 
 def _print_head(about: dict[str, Any], chosen, pairs: int, console) -> None:
-  """The subject, and how long its certificate takes."""
+  """Prints the subject, and how long its certificate takes."""
   model = f'model {about["model"]}; ' if about['model'] else ''
   minutes = math.ceil(sum(x.seconds for x in chosen) * pairs / 60)
   full = about['tier'] == 'full'

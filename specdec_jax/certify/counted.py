@@ -1,4 +1,4 @@
-"""Promises about the distribution of texts, by counting production samples."""
+"""Promises about text distributions, by counting production samples."""
 
 import functools
 import itertools
@@ -28,7 +28,7 @@ class Test(NamedTuple):
 
 
 def chi_square(counts, p, *, least: float = 10.0) -> float:
-  """p-value of counts; cells that expect fewer than `least` are pooled."""
+  """Computes counts' p-value; pools cells that expect fewer than `least`."""
   counts = np.asarray(counts, np.float64).ravel()
   expected = np.asarray(p, np.float64).ravel() * counts.sum()
   if counts[expected == 0].any() or not np.isfinite(expected).all():
@@ -47,7 +47,7 @@ def chi_square(counts, p, *, least: float = 10.0) -> float:
 
 
 def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
-  """Chi-square tests with Bonferroni's correction, shortest texts first."""
+  """Runs chi-square tests with Bonferroni's correction, short texts first."""
   bound, least = ALPHA / len(tests), 1.0
   for name, test in tests.items():
     p = chi_square(*test)
@@ -70,7 +70,7 @@ def judge(tests: Mapping[str, Test], size: str, extra: str = '') -> base.Figure:
 
 
 def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
-  """Least total variation that n draws over `cells` detect with this power."""
+  """Finds the least total variation that n draws detect with this power."""
   limit = stats.chi2.isf(ALPHA / tests, cells - 1)
   missed = lambda shift: stats.ncx2.sf(limit, cells - 1, shift) - power
   found = optimize.root_scalar(missed, bracket=(1, 1e4))
@@ -80,13 +80,13 @@ def detectable(n: int, cells: int, tests: int, power: float = 0.999) -> float:
 def _tests(
   world: base.World, pair: base.Pair, name, prompts, exact, texts, rows, **asked
 ) -> dict[str, Test]:
-  """The Tests of so many texts, of all prompts together; each has its own.
+  """Counts so many texts, of all prompts together; each prompt has its Tests.
 
-  One of the first m tokens for every m, and one of the last three; tokens after
-  a stop id count as that id.
+  For every m one counts the first m tokens, and one the last three. Tokens
+  after a stop id count as that id.
 
-  exact: (prompt, n) -> the distribution of n tokens, [V] * n.
-  rows: of a batch, which is decoded again and again with other request numbers.
+  exact: (prompt, n) -> the joint distribution of n tokens, [V] * n.
+  rows: in a batch, which is decoded again and again with other request numbers.
   asked: as base.wanted takes it.
   """
   gamma = pair.drafter.gamma
@@ -119,7 +119,7 @@ def _tests(
 
 
 def _length(gamma: int, vocab: int) -> int:
-  """Tokens of a text: more than two windows, if V ** length stays small."""
+  """Sets a text's tokens: above two windows, if V ** length stays small."""
   return min(max(2 * gamma + 3, 7), {2: 19, 3: 9, 4: 9}[vocab])
 
 
@@ -136,7 +136,7 @@ _WARM: dict[str, Any] = dict(temperature=0.9, top_p=0.95)
 
 
 def tables(subject: base.Subject, amount: int) -> base.Figure:
-  """Counts texts of more than two windows of table models."""
+  """Counts table models' texts of more than two windows."""
   tests, done = {}, {}
   full = amount > QUICK_TABLES
   for rule, label, most, vocab, prompts in _cells(subject, full=full):
@@ -167,16 +167,13 @@ def tables(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _caps(rows: int, gamma: int) -> np.ndarray:
-  """Drafts that rows may have: gamma, and 0 to gamma - 1 in a quarter."""
+  """Caps rows' drafts: at gamma, and at 0 to gamma - 1 in a quarter."""
   at_B = np.arange(rows) // 2  # prompts take turns
   return np.where(at_B % 4 == 3, at_B // 4 % max(gamma, 1), gamma)
 
 
 def _cells(subject: base.Subject, *, full: bool):
-  """(rule, drafter, gamma, V, prompts) to count; no prompts: the usual one.
-
-  Every pair at one short and one long shape, or, if full, at all.
-  """
+  """Yields (rule, drafter, gamma, V, prompts) to count; None: usual prompts."""
   grid = [(3, 3), (2, 4), (3, 4), (2, 3)]
   for i, (rule, name) in enumerate(subject.pairs()):
     for gamma, vocab in grid if full else [grid[i % len(grid)]]:
@@ -195,7 +192,7 @@ PROMPTS = ([2, 0], [2, 0, 0, 1, 2, 1, 0, 2, 1, 1, 0])
 
 
 def transformer(subject: base.Subject, amount: int) -> base.Figure:
-  """First tokens of a transformer: ragged batches, EOS inside windows."""
+  """Counts a transformer's first tokens: ragged batches, EOS inside windows."""
   # Not scaled up: a T5 would draw one text only.
   world = subject.transformers(VOCAB, scale=1, width=8, head_dim=4, mlp=16)
   tests: dict[str, Test] = {}
@@ -219,7 +216,7 @@ def transformer(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
-  """Exact distribution of `new` tokens, from every text, teacher-forced."""
+  """Computes the exact joint p of `new` tokens: every text, teacher-forced."""
   texts_XN = np.indices((VOCAB,) * new, np.int32).reshape(new, -1).T
   over_XN = np.cumsum(texts_XN == EOS, 1) - (texts_XN == EOS) > 0
   kept_X = ((texts_XN == EOS) | ~over_XN).all(1)
@@ -241,7 +238,7 @@ def _autoregressive(world: base.World, prompt, new: int) -> np.ndarray:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _probabilities(model: types.Model, params, tokens_BL, source):
-  """Probability of each token but the first at TEMPERATURE: [B, L - 1]."""
+  """Computes p of each token but the first at TEMPERATURE: [B, L - 1]."""
   hidden_BLD = forward.hidden(model, params, tokens_BL, source)
   p_BLV = jax.nn.softmax(model.head(params, hidden_BLD) / TEMPERATURE, -1)
   return jnp.take_along_axis(p_BLV[:, :-1], tokens_BL[:, 1:, None], -1)[..., 0]

@@ -1,8 +1,8 @@
-"""The distribution that one window emits, by enumeration.
+"""Enumerates the distribution that one window emits.
 
-Every draft that may be drawn is, and the accept tests pass and fail in every
-way. A chain is a tree of one branch: see verify.tree for nodes and numbers.
-X: problems (a pair of p and q). R: what may be drawn. B = X * R.
+Draws every draft that may be drawn, and passes and fails its accept tests in
+every way. A chain is a tree with one branch: verify.tree explains nodes and
+numbers. X: problems (a pair of p and q). R: what may be drawn. B = X * R.
 """
 
 import functools
@@ -20,7 +20,7 @@ from specdec_jax.verify import tree
 
 
 def normal(weights):
-  """Weights as probabilities over the last axis."""
+  """Normalises weights to probabilities over the last axis."""
   return weights / weights.sum(-1, keepdims=True)
 
 
@@ -32,11 +32,10 @@ NO_STEPS = 'its verdict is no step function of its uniforms'
 
 
 class Windows(NamedTuple):
-  """Every draft that may be drawn, of every problem, as one batch, B = X * R.
+  """All drafts that may be drawn, for every problem: a batch, B = X * R.
 
-  draft: chains, or trees.
-  p_BNV: the target's distribution after the root and each node.
-  chance_B: probability that each is drawn, float64.
+  p_BNV: the target's distribution after the root and each node. chance_B: the
+  probability of drawing each, float64.
   """
 
   draft: types.Draft
@@ -45,7 +44,7 @@ class Windows(NamedTuple):
 
 
 def parents(draft: types.Draft):
-  """draft.parents_BK, or that of a chain."""
+  """Returns draft.parents_BK, or a chain's."""
   if draft.parents_BK is not None:
     return draft.parents_BK
   return jnp.broadcast_to(
@@ -54,7 +53,7 @@ def parents(draft: types.Draft):
 
 
 def sees(draft: types.Draft):
-  """Marks the ancestors of each number, and itself: [B, N, N]."""
+  """Marks each number's ancestors, and itself: [B, N, N]."""
   return tree.shape(parents(draft)).sees_BTN
 
 
@@ -62,7 +61,7 @@ def sees(draft: types.Draft):
 
 
 def uniforms(accept_BK) -> types.Noise:
-  """The noise of a rule that may use nothing but these uniforms."""
+  """Makes the noise for a rule that may use nothing but these uniforms."""
 
   def no_draw(*_):
     raise NotEnumerable('it draws inside verify')
@@ -80,11 +79,9 @@ def _verify(rule: types.Rule, accept_BK, draft: types.Draft, p_BNV):
 
 
 def run_rule(rule: types.Rule, batch: Windows, accept_BK):
-  """(accepted_B, last accepted node, weights_BV) with injected uniforms.
+  """Injects uniforms: (accepted_B, last accepted node, weights_BV).
 
-  Raises:
-    base.Broken: it accepts more than was proposed.
-    NotEnumerable: it draws noise itself.
+  Raises base.Broken if it accepts too many, NotEnumerable if it draws noise.
   """
   got = jax.device_get(_verify(rule, accept_BK, batch.draft, batch.p_BNV))
   accepted_B, count_B = got[0], np.asarray(batch.draft.count_B)
@@ -98,16 +95,15 @@ def run_rule(rule: types.Rule, batch: Windows, accept_BK):
 
 
 def below_one(dtype: np.dtype) -> Any:
-  """The largest uniform."""
+  """Returns the largest uniform."""
   return np.nextafter(dtype.type(1), dtype.type(0))
 
 
 def _flips_at(passes: Callable[[Any], Any], size: int, dtype: np.dtype):
-  """The least uniforms that fail a test which passes at 0: [size]; 1: none.
+  """Bisects for the least uniforms that fail a test: [size]; 1: none.
 
-  By bisection over the floats of [0, 1), not from a formula.
-
-  passes: uniforms [size] -> bool [size]; assumed to flip at most once.
+  Searches the floats of [0, 1), not from a formula. passes: uniforms [size] ->
+  bool [size]; true at 0, assumed to flip once at most.
   """
   integer = {4: jnp.int32, 8: jnp.int64}[dtype.itemsize]
   float_of = lambda bits: jax.lax.bitcast_convert_type(bits, dtype)
@@ -126,11 +122,11 @@ def _flips_at(passes: Callable[[Any], Any], size: int, dtype: np.dtype):
 
 @functools.partial(jax.jit, static_argnums=0)
 def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
-  """Where the accept test of each node flips, [B, K]: the least u that fails.
+  """Finds where each node's accept test flips, [B, K]: the least u that fails.
 
-  0 where it never passes. With the tests of its ancestors passing and all
-  others failing. Assumes that its own uniform decides a test, which flips at
-  most once, whatever the others are; `ends` checks this at random uniforms.
+  0 where it never passes. Its ancestors' tests pass, all others fail. Assumes
+  that its own uniform decides a test, which flips at most once, whatever the
+  others are; `ends` checks this at random uniforms.
   """
   (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
   sees_BNN, rows_B = sees(draft), jnp.arange(B)
@@ -151,11 +147,11 @@ def thresholds(rule: types.Rule, draft: types.Draft, p_BNV):
 
 @functools.partial(jax.jit, static_argnums=0)
 def flips(rule: types.Rule, draft: types.Draft, p_BNV):
-  """Where a chain's verdict changes with each uniform, [B, K]: the least u.
+  """Finds the least u of each uniform that changes a chain's verdict, [B, K].
 
-  Uniform i is tried with all others at 0 or, where it changes nothing, near 1;
-  1 where it changes nothing there either. Assumes that a verdict changes at
-  most once, at a value independent of the others; `patterns` checks this.
+  Tries uniform i with all others at 0 or, where it changes nothing, near 1; 1
+  where it changes nothing there either. Assumes that a verdict changes at most
+  once, at a value independent of the others; `patterns` checks this.
   """
   (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
   twice = lambda x: jnp.concatenate([x, x])
@@ -183,11 +179,10 @@ def flips(rule: types.Rule, draft: types.Draft, p_BNV):
 
 
 class End(NamedTuple):
-  """One node where a window may end, or the root; or what a pattern ends in.
+  """Where a window may end: at a node, or the root; or how a pattern ends.
 
-  chance_B: how often that draft is drawn and the window ends so.
-  accepted_B, path_BK: the nodes that are accepted then, K past their end.
-  next_BV: the distribution of the token after them.
+  chance_B: how often that draft is drawn and the window ends so. accepted_B,
+  path_BK: nodes accepted then, K past their end. next_BV: the next token's p.
   """
 
   chance_B: np.ndarray
@@ -197,15 +192,13 @@ class End(NamedTuple):
 
 
 def ends(rule: types.Rule, batch: Windows) -> list[End]:
-  """Every End of windows under a rule: the root's, then each node's.
+  """Lists windows' Ends under a rule: the root's, then each node's.
 
-  Rules may test parents first, or children: which tests decide that a window
-  ends at a node is found by flipping each. Of chains whose tests are decided by
-  other uniforms than their own: `patterns`.
-
-  Raises:
-    base.Broken: see run_rule; of trees also where a chain is NotEnumerable.
-    NotEnumerable: random uniforms give another verdict than their tests do.
+  Rules may test parents first, or children: flips each test to find which
+  decide that a window ends at a node. Chains whose tests other uniforms decide
+  than their own go to `patterns`. Raises as run_rule does, NotEnumerable as
+  `patterns`, and base.Broken if on a tree random uniforms give another verdict
+  than their tests.
   """
   draft, p_BNV = batch.draft, batch.p_BNV
   (B, K), dtype = draft.tokens_BK.shape, p_BNV.dtype
@@ -250,12 +243,10 @@ def ends(rule: types.Rule, batch: Windows) -> list[End]:
 
 
 def patterns(rule: types.Rule, batch: Windows) -> list[End]:
-  """The End of chains in every pattern of uniforms before and after a flip.
+  """Lists chains' Ends in every pattern of uniforms before and after a flip.
 
-  Raises:
-    base.Broken: see run_rule.
-    NotEnumerable: random uniforms give another verdict than their pattern does:
-      what the rule does is for the counted promises to say then.
+  Raises base.Broken as run_rule does, NotEnumerable if random uniforms give
+  another verdict than their pattern: the counted promises then judge the rule.
   """
   t_BK, p_BNV = np.asarray(flips(rule, batch.draft, batch.p_BNV)), batch.p_BNV
   (B, K), dtype, every_B = t_BK.shape, t_BK.dtype, np.arange(len(t_BK))
@@ -285,10 +276,7 @@ def patterns(rule: types.Rule, batch: Windows) -> list[End]:
 
 
 def check_support(rule: types.Rule, batch: Windows, what: str) -> None:
-  """Tokens of p = 0 must not be accepted at u = 0 either.
-
-  An enumeration cannot see this: u = 0 has probability 0 there.
-  """
+  """Refuses tokens of p = 0 accepted at u = 0: no enumeration sees those."""
   draft, tokens_BK = batch.draft, np.asarray(batch.draft.tokens_BK)
   zeros_BK = np.zeros(tokens_BK.shape, batch.p_BNV.dtype)
   accepted_B, last_B, _ = run_rule(rule, batch, zeros_BK)
@@ -310,11 +298,9 @@ def check_support(rule: types.Rule, batch: Windows, what: str) -> None:
 
 
 def distribution(found: Sequence[End], batch: Windows, target) -> np.ndarray:
-  """Exact distribution of N tokens: one window, then the target.
+  """Computes the exact joint p of N tokens: one window, then the target.
 
-  found: the `ends` of the batch.
-  target: the target's joint distribution of N tokens, [X, V, ..., V]; the shape
-    of what is returned, too.
+  found: the batch's `ends`. target: its joint p, [X, V, ..., V], as returned.
   """
   (X, V), N = target.shape[:2], target.ndim - 1
   # A drafter need not propose the tokens that were drawn, or propose all.
@@ -331,10 +317,7 @@ def distribution(found: Sequence[End], batch: Windows, target) -> np.ndarray:
 
 
 def continued(part, target) -> np.ndarray:
-  """A distribution of m tokens, [X] + [V] * m, that `target` continues.
-
-  target: of n >= m tokens, [X] + [V] * n; so is what is returned.
-  """
+  """Continues a joint p [X] + [V] * m with target's [X] + [V] * n, n >= m."""
   m, n = part.ndim - 1, target.ndim - 1
   head = target.sum(tuple(range(1 + m, 1 + n)), keepdims=True)
   with np.errstate(invalid='ignore'):
@@ -343,10 +326,7 @@ def continued(part, target) -> np.ndarray:
 
 
 def next_distribution(p_BV, weights_BV) -> np.ndarray:
-  """Distribution of the token after the accepted ones, as in decode: [B, V].
-
-  p_BV: the target's there.
-  """
+  """Normalises the next token's weights, or p_BV where none is left: [B, V]."""
   weights_BV = weights_BV.astype(np.float64)
   empty_B1 = ~(weights_BV.sum(-1, keepdims=True) > 0)
   return normal(np.where(empty_B1, p_BV, weights_BV))

@@ -41,7 +41,7 @@ LONG_ROWS = (3, 9, 14, 17, 25, 34)
 
 
 def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
-  """gamma + 1 tokens of one window, by enumerating its accept tests."""
+  """Enumerates one window's accept tests: the p of gamma + 1 tokens."""
   worst, done, skipped = collections.defaultdict(float), [], []
   for rule in subject.rules:
     ran = []
@@ -59,7 +59,7 @@ def window_distribution(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _skipped(subject: base.Subject, rule: types.Rule, why: Any) -> str:
-  """Why a rule is not checked; only a user's, or a coupled one, may be so."""
+  """Says why a rule is skipped; only a user's, or a coupled one, may be."""
   reason = f'{rule.name}: {why}'
   if 'rule' in subject.supplied or rule.coupled:
     return reason
@@ -67,11 +67,7 @@ def _skipped(subject: base.Subject, rule: types.Rule, why: Any) -> str:
 
 
 def _runs(subject: base.Subject, rule: types.Rule, amount: int):
-  """(float64 or not, what in words, its error) of what is enumerated.
-
-  The quick tier has three trees of each rule: of the first in both dtypes, of
-  another with fewer problems and in one dtype each.
-  """
+  """Yields (float64 or not, what in words, its error) for each enumeration."""
   if rule in subject.apart():
     for x64, shape in itertools.product(base.BOUNDS, SHAPES):
       run = functools.partial(window_error, rule, subject.seed, amount, *shape)
@@ -88,7 +84,7 @@ def _runs(subject: base.Subject, rule: types.Rule, amount: int):
 
 
 def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
-  """The figure of a promise. worst: by whether in float64. done: in words."""
+  """Makes a promise's figure. worst: by float64 or not. done: in words."""
   reasons = '; '.join(dict.fromkeys(skipped))
   if not done:
     raise base.NotChecked(f'{reasons}; counting covers it')
@@ -102,17 +98,14 @@ def _figure(worst: dict[bool, float], of: str, done, skipped) -> base.Figure:
 
 
 def cases_of(rule: types.Rule) -> list[tuple[str, str]]:
-  """(levels, kind) of the trees that a rule takes, its kinds in turns."""
+  """Lists (levels, kind) of the trees that a rule takes, its kinds in turns."""
   turns = itertools.zip_longest(*TREES.values())
   every = (x for turn in turns for x in zip(turn, TREES, strict=True))
   return [(levels, kind) for levels, kind in every if levels and rule.trees]
 
 
 def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
-  """The largest error over all families, for three kinds of drafts.
-
-  share: of the amount of problems of all shapes, for this one.
-  """
+  """Measures the largest error in all families, on this share of problems."""
   each = max(1, round(amount * share / len(problems.FAMILIES)))
   p, q = problems.of_all_families(seed, each=each, gamma=gamma, vocab=vocab)
   rng = np.random.default_rng([seed, gamma, vocab])
@@ -129,9 +122,10 @@ def window_error(rule: types.Rule, seed, amount, gamma, vocab, share) -> float:
 
 
 def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
-  """The same for `each` tree of every family, of one id more than siblings.
+  """Measures the same on `each` tree of every family.
 
-  With as many, the last sibling is what the others left of p under any rule.
+  There is one id more than siblings: with as many, the last sibling is what the
+  others left of p under any rule.
   """
   sizes = [*map(int, levels.split(','))]
   shape = dict(gamma=len(sizes), vocab=max(2, *sizes) + 1)
@@ -141,7 +135,7 @@ def tree_error(rule: types.Rule, seed, levels: str, kind: str, each: int):
 
 
 def _error(rule: types.Rule, what: str, p, q, batch) -> float:
-  """The largest error of the distribution of a window."""
+  """Measures the largest error of a window's distribution."""
   enumerate_window.check_support(rule, batch, what)
   wanted = problems.target_distribution(p)
   found = enumerate_window.ends(rule, batch)
@@ -165,7 +159,7 @@ def _error(rule: types.Rule, what: str, p, q, batch) -> float:
 
 
 def _shortest(got, wanted) -> str:
-  """The shortest texts that show most of an error, in words."""
+  """Writes the shortest texts that show most of an error."""
   off, n = np.abs(got - wanted).max(), got.ndim
   first = lambda x, m: x.sum(tuple(range(m, n)))  # of the first m tokens
   error = lambda m: np.abs(first(got, m) - first(wanted, m))
@@ -182,11 +176,11 @@ def _shortest(got, wanted) -> str:
 
 
 def _cells(pairs, vocab: int):
-  """(rule, drafter, float64 or not, gamma, V, long) of what is enumerated.
+  """Yields (rule, drafter, float64 or not, gamma, V, long) to enumerate.
 
-  Three windows of gamma 2 after a short prompt, in both dtypes, and one long
-  window of each pair. In float32 the proposed tokens vary from 0 to gamma. Of
-  trees there are long windows alone, with the first rule of each size.
+  Three windows at gamma 2 after a short prompt, in both dtypes, and one long
+  window for each pair. In float32 the proposed tokens vary from 0 to gamma.
+  Trees have long windows alone, all sizes under the first rule, others 3 and 5.
   """
   gammas = itertools.cycle(LONG_GAMMAS)
   for i, (rule, name) in enumerate(pairs):
@@ -203,7 +197,7 @@ def _cells(pairs, vocab: int):
 
 
 def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
-  """Windows of production steps, enumerating every draw; amount is V.
+  """Enumerates every draw in windows of production steps; amount is V.
 
   Each pair of rule and drafter has three windows of gamma 2 in float64 and
   float32, and one of gamma 4 to 8, or a tree, after rows of several lengths.
@@ -251,7 +245,7 @@ def windows_enumerated(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _not_enumerable(subject: base.Subject, rule: types.Rule) -> str:
-  """Why the rule's outcomes on chains cannot be enumerated; '' if they can."""
+  """Says why a rule's outcomes on chains cannot be enumerated, else ''."""
   p, q = problems.of_all_families(0, each=20, gamma=2, vocab=3)
   try:
     enumerate_window.ends(rule, problems.windows(p, q, 'distinct'))
@@ -261,14 +255,14 @@ def _not_enumerable(subject: base.Subject, rule: types.Rule) -> str:
 
 
 def script(world: base.World, gamma: int):
-  """A base.Recipe of 0 to gamma fixed tokens, drafted with certainty."""
+  """Drafts 0 to gamma fixed tokens with certainty: a base.Recipe."""
   tokens_1L = np.random.default_rng(1).integers(0, world.vocab, (1, 48))
   tokens_BL = np.repeat(tokens_1L.astype(np.int32), ROWS, 0)
   return scripted.make(gamma=gamma), (tokens_BL, tokens_BL % (gamma + 1))
 
 
 def windows_error(world, pair: base.Pair, settings) -> float:
-  """The largest error of the joint distribution of three windows; see walk."""
+  """Measures the largest error of three windows' joint p; see walk."""
   tokens_RL, lengths_R, chance_R = walk(world, pair, settings)
   total = float(chance_R.sum())
   if not abs(total - 1) <= base.bound():
@@ -290,10 +284,7 @@ def windows_error(world, pair: base.Pair, settings) -> float:
 
 
 def long_window_error(world, pair: base.Pair, settings) -> float:
-  """The largest error of one window's joint distribution, after LONG_ROWS.
-
-  The rows come to it by three windows of production.
-  """
+  """Measures one window's largest error, three windows after LONG_ROWS."""
   (rule, drafter, _), rng = pair, np.random.default_rng(world.vocab)
   prompts = [rng.integers(0, world.vocab, n).tolist() for n in LONG_ROWS]
   K, X, levels = drafter.gamma, len(prompts), drafter.tree
@@ -325,7 +316,7 @@ def long_window_error(world, pair: base.Pair, settings) -> float:
 
 
 def _largest_error(texts, got, wanted) -> float:
-  """The largest error of the distributions after some texts."""
+  """Measures the largest error of the distributions after some texts."""
   bound, worst = base.bound(), 0.0
   for text, one, two in zip(texts, got, wanted, strict=True):
     off = float(np.abs(one - two).max())
@@ -339,12 +330,12 @@ def _largest_error(texts, got, wanted) -> float:
 
 
 def walk(world: base.World, pair: base.Pair, settings):
-  """All texts of three consecutive windows after PROMPT.
+  """Lists all texts of three consecutive windows after PROMPT.
+
+  Returns (tokens_RL, lengths_R, chance_R) for R texts; each chance is that of
+  its draws under the distributions that the steps drew from.
 
   settings: fields of sampling.Sampling.
-
-  Returns (tokens_RL, lengths_R, chance_R) of R texts; the chance of each is
-  that of its draws under the distributions that the steps drew from.
   """
   prompt = table_model.PROMPT[world.vocab]
   request = base.make_request(world, [prompt] * ROWS, 40, length=48, **settings)
@@ -371,7 +362,7 @@ def walk(world: base.World, pair: base.Pair, settings):
 
 
 def choices(vocab: int, gamma: int) -> steps.Choice:
-  """Every Choice of one window, as a batch."""
+  """Lists every Choice of one window, as a batch."""
   sizes = (vocab,) * gamma + (2,) * gamma + (vocab,)
   every = np.indices(sizes, np.int32).reshape(len(sizes), -1).T
   drafts_RNX = every[:, :gamma, None]
@@ -379,7 +370,7 @@ def choices(vocab: int, gamma: int) -> steps.Choice:
 
 
 def children(vocab: int, levels: tuple[int, ...]) -> np.ndarray:
-  """All children that a tree's (a chain's) numbers may have: [R, N, X]."""
+  """Lists all children that a tree's or chain's numbers may have: [R, N, X]."""
   most, inner = min(max(levels), vocab), 1 + sum(levels[:-1])
   draws = [*itertools.permutations(range(vocab), most)]
   every = itertools.product(draws, repeat=inner)

@@ -14,12 +14,9 @@ from specdec_jax.verify import chain, reject
 
 
 class Fault(NamedTuple):
-  """A function that is wrong.
+  """A function that is wrong; text says how, promise names one that sees it.
 
-  text: how.
-  promise: the name of one that sees it.
-  where: what has the function, and its name there.
-  wrong: gets the right function, and its arguments.
+  where: its owner, and its name there. wrong: gets the right one first.
   """
 
   text: str
@@ -34,7 +31,7 @@ def _wrong_residual(right, noise, draft, p_BNV):
 
 
 def _of_draft(change):
-  """Fault.wrong of branch.draft. change: (draft, context) -> Draft."""
+  """Makes Fault.wrong for branch.draft. change: (draft, context) -> Draft."""
 
   def wrong(right, context, *rest, **how):
     draft, cache = right(context, *rest, **how)
@@ -130,13 +127,10 @@ FAULTS: dict[str, Fault] = {
 
 @contextlib.contextmanager
 def subject(name: str, *paths: str, seed: int = 0) -> Iterator[base.Subject]:
-  """load.subject of the paths; or `reject` with `lm`, with a fault by its name.
+  """Loads a subject, or `reject` with `lm` and this fault, while it is entered.
 
-  The fault is there while this is entered.
-
-  Raises:
-    ValueError: no such fault, and the message lists them; a fault and a path;
-      see load.subject.
+  Raises ValueError for no such fault (the message lists them), a fault and a
+  path, or as load.subject does.
   """
   if not name:
     yield load.subject(*paths, seed=seed)

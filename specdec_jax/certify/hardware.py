@@ -1,7 +1,7 @@
-"""The promise of the machine: it computes what the models and the loop ask for.
+"""Checks that the machine computes what the models and the loop ask for.
 
-Mistakes of a backend that show in no error message, and two promises in little:
-half a minute on a new accelerator.
+Finds a backend's mistakes that show in no error message, and repeats two
+promises in little: half a minute on a new accelerator.
 """
 
 import jax
@@ -20,10 +20,7 @@ _PRECISE = 1e-5
 
 
 def decodes_right(subject: base.Subject, amount: int) -> base.Figure:
-  """float32 products, every id's chance, windows and a text on this machine.
-
-  amount: tokens of the audited text.
-  """
+  """Checks products, chances, a window and `amount` tokens of audited text."""
   rounds, chances = float32_products(64), whole_vocabulary(50_000)
   ours = base.Subject((reject.RULE,), {'lm': load.RECIPES['lm']})
   ((arm, tokens, ties),) = identity.audited(ours, 'float32', amount)
@@ -38,11 +35,7 @@ def decodes_right(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def float32_products(rows: int) -> float:
-  """The largest error of products, relative to the summed sizes.
-
-  Raises:
-    base.Broken: they are computed in fewer bits.
-  """
+  """Measures products' largest relative error; base.Broken if not float32's."""
   rng = np.random.default_rng(0)
   x, kernel = rng.normal(size=(rows, 512)), rng.normal(size=(512, 256))
   x, kernel = x.astype(np.float32), kernel.astype(np.float32)
@@ -60,10 +53,9 @@ def float32_products(rows: int) -> float:
 
 
 def whole_vocabulary(ids: int) -> float:
-  """The largest relative error of a probability, of so many ids.
+  """Measures the largest relative error of p over `ids` ids.
 
-  Raises:
-    base.Broken: some can never be drawn, or the error is above 1e-3.
+  Raises base.Broken if some can never be drawn, or the error is above 1e-3.
   """
   logits_V = np.random.default_rng(0).normal(size=ids).astype(np.float32)
   settings = sampling.settings(1, temperature=1.0)
@@ -78,11 +70,7 @@ def whole_vocabulary(ids: int) -> float:
 
 
 def bandwidth() -> str:
-  """'1300 GB/s of the 4800 of h200'; of an unknown device without the latter.
-
-  Raises:
-    base.Broken: less than half of what the device is stated to reach.
-  """
+  """Writes '1300 GB/s of the 4800 of h200'; base.Broken if less than half."""
   found = timing.bandwidth(timing.reads('bfloat16'))['sustained']
   chip = roofline.called(jax.devices()[0].device_kind)
   if not chip:

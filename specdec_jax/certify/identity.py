@@ -36,7 +36,7 @@ class Program(NamedTuple):
 
 
 def programs(subject: base.Subject, *, full: bool) -> list[Program]:
-  """Every rule with every drafter, and with scripted drafts.
+  """Lists every rule with every drafter, and with scripted drafts.
 
   Gammas and batch sizes alternate; the full tier has every gamma. Transformers,
   slow to compile, run only subject.pairs(); table models run the others.
@@ -55,7 +55,7 @@ def programs(subject: base.Subject, *, full: bool) -> list[Program]:
 
 
 def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
-  """Greedy text, in float64 and on tables, equals plain decoding's.
+  """Compares greedy text, in float64 and on tables, with plain decoding's.
 
   Where the draft is the target itself, all drafts must be accepted, greedy and
   sampled; a user's rule or drafter may accept fewer.
@@ -101,7 +101,7 @@ def greedy_identity(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _positions(runs) -> int:
-  """Tokens of a turn that any of the (world, batch) that ran compared."""
+  """Counts the tokens that any (world, batch) of a turn compared."""
   widest: dict[str, int] = {}
   for world, batch in runs:
     widest[world] = max(batch, widest.get(world, 0))
@@ -109,7 +109,7 @@ def _positions(runs) -> int:
 
 
 def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
-  """A batch of random prompts, others in every turn."""
+  """Makes a batch of random prompts, others in every turn."""
   seed = 1000 * subject.seed + turn
   prompts = base.ragged_prompts(rows, world.vocab, seed, base.LONGEST)
   return base.make_request(world, prompts, NEW, length=LENGTH)
@@ -118,7 +118,7 @@ def _request(world: base.World, subject: base.Subject, turn: int, rows: int):
 def _drafts(
   subject: base.Subject, world: base.World, program: Program
 ) -> list[tuple[types.Drafter, str, Any]]:
-  """(drafter, kind of draft, weights.draft) of each that a program runs.
+  """Lists a program's drafts: (drafter, kind of draft, weights.draft).
 
   Built once: an equal drafter would compile again. Scripts get weights later.
   """
@@ -137,7 +137,7 @@ def _drafts(
 
 
 def _script(world, gamma: int, text, turn: int, kind: str):
-  """Scripted drafts that are wrong everywhere, or at random offsets."""
+  """Scripts drafts that are wrong everywhere, or at random offsets."""
   right = np.zeros((len(text), LENGTH), np.int32)
   for row, tokens in zip(right, text, strict=True):
     row[: len(tokens)] = tokens
@@ -150,9 +150,9 @@ def _script(world, gamma: int, text, turn: int, kind: str):
 
 
 def _accepted(subject, world, pair: base.Pair, request, what: str):
-  """[tried, accepted] counts where target and draft model are the same.
+  """Counts [tried, accepted] where target and draft are the same model.
 
-  A rule or drafter of the user's may reject some: that is slow, not wrong.
+  A user's rule or drafter may reject some: that is slow, not wrong.
   """
   out = np.zeros(2, np.int64)
   for temperature in (0.0, 0.8):
@@ -175,7 +175,7 @@ def _accepted(subject, world, pair: base.Pair, request, what: str):
 
 
 def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
-  """Greedy and coupled text, float32 and bfloat16: all differences are ties."""
+  """Audits greedy and coupled text, float32 and bfloat16: only ties differ."""
   compared, rates = 0, []
   for dtype in ('float32', 'bfloat16'):
     for arm, tokens, ties in audited(subject, dtype, amount):
@@ -192,10 +192,7 @@ def audited_identity(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def audited(subject: base.Subject, dtype: str, amount: int):
-  """Audits greedy text of the first rule, and coupled text, request by request.
-
-  Yields (name of the arm, tokens compared, ties).
-  """
+  """Audits greedy and coupled text: yields (arm, tokens compared, ties)."""
   world = subject.transformers(
     512, scale=1.5, width=64, heads=4, kv_heads=2, mlp=128, dtype=dtype
   )
@@ -240,7 +237,7 @@ FEW_KINDS = ('Q4_1', 'Q6_K', 'U8_128')
 
 
 def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
-  """Greedy text on the CPU kernels equals plain decoding's; no tie differs."""
+  """Compares greedy text on CPU kernels with plain decoding's; no tie parts."""
   if subject.model is not None:
     raise base.NotChecked('a model of your own does not run on them')
   if jax.default_backend() != 'cpu':
@@ -286,7 +283,7 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _packed_world(dtype: str, subject: base.Subject, **changes) -> base.World:
-  """A target and a draft of two packed layers."""
+  """Makes a target and a draft of two packed layers."""
   sizes = dict(width=48, heads=4, kv_heads=2, head_dim=8, mlp=80) | changes
   world = subject.transformers(512, scale=1.5, dtype=dtype, **sizes)
   config, params = world.config, world.weights.target
@@ -300,8 +297,7 @@ def _packed_world(dtype: str, subject: base.Subject, **changes) -> base.World:
 
 
 def _stored_world(kinds: Sequence[str], subject: base.Subject) -> base.World:
-  """Models whose matrices are of these kinds in turn, all of them; the draft's
-  are near those numbers, in float32."""
+  """Stores matrices in all kinds in turn; the draft is near, in float32."""
   sizes = dict(width=256, head_dim=64, mlp=256, depth=-(-len(kinds) // 4))
   world = _packed_world('float32', subject, **sizes)
   rng, turn = np.random.default_rng(0), itertools.cycle(kinds)
@@ -318,8 +314,7 @@ def _stored_world(kinds: Sequence[str], subject: base.Subject) -> base.World:
 
 
 def _random(matrix: Any, kind: str, rng) -> weights.Quantised:
-  """Random codes and scales, of numbers as large as a matrix' own, for rows of
-  8 or 16 bits."""
+  """Draws codes and scales, sized as the matrix is, for 8- or 16-bit rows."""
   k, (K, N) = quantised.KINDS[kind], matrix.shape
   rows, wide = (N // quantised.WIDE, K // k.depth), quantised.WIDE
   panels = rng.integers(0, 256, (*rows, wide * k.size), np.uint8)

@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = dict(
 
 
 def invariance(subject: base.Subject, amount: int) -> base.Figure:
-  """A request's tokens do not depend on the batch, its order or the devices.
+  """Compares a request's tokens across batches, orders and devices.
 
   Every rule with the first drafter; coupled text is plain decoding's, too.
   """
@@ -71,9 +71,9 @@ def _texts(
   new: int = NEW,
   place=lambda request: request,
 ) -> list[list[int]]:
-  """Texts of requests, decoded in batches.
+  """Decodes requests in batches and returns their texts.
 
-  cases: (number, prompt) of each request; the number is its seed too. pad: room
+  cases: each request's (number, prompt); the number is its seed too. pad: room
   in the buffers beyond what is needed. place: puts a batch on the devices.
   """
   out, gamma = [], pair.drafter.gamma
@@ -100,10 +100,7 @@ def _texts(
 
 
 def _arrangements(run, cases, wanted, what: str, alone: bool) -> int:
-  """Compares texts in another order, cut and, if alone, by themselves.
-
-  By themselves in a longer buffer, which is a program of its own.
-  """
+  """Compares texts reordered, cut and, if alone, each in a longer buffer."""
   order = np.random.default_rng(0).permutation(len(cases))
   mixed = run([cases[i] for i in order])
   back = [mixed[i] for i in np.argsort(order)]
@@ -128,13 +125,13 @@ NARROW = dataclasses.replace(base.OPTIONS, widths=())  # one body to compile
 
 
 def pooled(subject: base.Subject, amount: int) -> base.Figure:
-  """A request's tokens do not depend on when it is given which row of a pool.
+  """Compares a request's tokens across a pool's rows and times.
 
-  Nor on the neighbours, of which some are cancelled, nor on which prompts are
-  read together, nor on how many rows are decoded, nor on what a row has that a
-  prompt begins with. Windows are capped, see base.ragged, so rows have read
-  more and less. Every drafter and every rule, on tables and some of them on
-  transformers, in full all on both.
+  They do not depend on the neighbours, of which some are cancelled, nor on
+  which prompts are read together, nor on how many rows are decoded, nor on what
+  a row has that a prompt begins with. Windows are capped, see base.ragged, so
+  rows have read more and less. Every drafter and every rule, on tables and some
+  of them on transformers, in full all on both.
   """
   found, full, names = np.zeros(2, int), amount > QUICK_POOL, []
   with jax.enable_x64(True):
@@ -167,9 +164,9 @@ def _same_in_a_pool(
   """Compares texts with those of requests alone in the pool.
 
   Every fourth prompt goes on after the answer before. Returns how many texts
-  were compared, and the tokens of prompts that a row had already.
+  were compared, and the prompts' tokens that a row had already.
 
-  batch: compare with those of one batch of all, too.
+  batch: compare with one batch of all, too.
   """
   prompts = base.ragged_prompts(amount, VOCAB, seed, base.LONGEST)
   items = base.items(world, prompts, range(seed, seed + amount))
@@ -217,10 +214,7 @@ def _same_in_a_pool(
 
 
 def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
-  """Answers requests in any order; rows wait, and some begin again.
-
-  What goes on after an answer is asked next.
-  """
+  """Answers requests in any order; rows wait, begin again, or go on at once."""
   first = [i for i in range(len(items)) if i % 4 != 3]
   waiting = collections.deque(rng.permutation(first).tolist())
   running, found = set(), {}
@@ -245,7 +239,7 @@ GAMMAS = (3, 8, 4)  # in turns
 
 
 def accounting(subject: base.Subject, amount: int) -> base.Figure:
-  """All counters agree on the number of emitted tokens."""
+  """Checks that all counters agree on the number of emitted tokens."""
   rows, vocab, done = 500, 5, 0
   world = subject.tables(vocab)
   each = -(-amount // len(subject.pairs()) // rows) * rows
@@ -303,7 +297,7 @@ def _check_counts(out: decode.Output, request: decode.Request) -> None:
 
 
 def _ends_well(out: decode.Output, request: decode.Request) -> np.ndarray:
-  """Whether each text ends at its first stop id or, without one, its limit."""
+  """Tells whether texts end at their first stop id or, without one, limit."""
   at_1L = np.arange(out.tokens_BL.shape[1])[None]
   start_B1, end_B1 = request.lengths_B[:, None], out.lengths_B[:, None]
   stops_BL = (out.tokens_BL == request.stop_BX[:, :1]) & (at_1L >= start_B1)

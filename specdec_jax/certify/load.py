@@ -1,4 +1,4 @@
-"""The parts to certify: this library's, or a user's own by their path."""
+"""Loads the parts to certify: this library's, or a user's own by path."""
 
 import functools
 import itertools
@@ -22,7 +22,7 @@ _LEVELS = ('1', '2', '3', '4', '2,1,2', '1,1,1,1,1,1', '3,2,2', '4,2,2')
 
 
 def tree(world: base.World, gamma: int):
-  """EAGLE with a tree of gamma nodes."""
+  """Drafts by EAGLE, with a tree of gamma nodes."""
   return _eagle(world, _LEVELS[gamma - 1])
 
 
@@ -33,7 +33,7 @@ def _eagle(world: base.World, levels: str):
 
 
 def sized_tree(world: base.World, gamma: int):
-  """As many nodes as pay, of '2,2' or, but for gamma 4, of the gamma best."""
+  """Drafts as many nodes as pay: of '2,2' at gamma 4, else of gamma best."""
   inner, params = _eagle(world, '2,2' if gamma == 4 else f'best:{gamma}')
   count = 0.02 * np.arange(gamma + 1, dtype=np.float32)
   costs = adaptive.Costs(1 + count, count)
@@ -59,7 +59,7 @@ _SMALL: dict[str, Any] = dict(vocab=5, dtype='float32', seed=0)
 def subject(
   rule_path: str, drafter_path: str, model_path: str, *, seed: int
 ) -> base.Subject:
-  """A Subject of this library's parts, replaced by the user's where given."""
+  """Makes a Subject from this library's parts, or the user's where given."""
   lossless, drafters = build.lossless_rules(), RECIPES
   rules = tuple(lossless.values())
   if rule_path:
@@ -80,11 +80,7 @@ def subject(
 
 
 def rule(path: str) -> types.Rule:
-  """A rule by its name or path, as build.rule_of has it.
-
-  Raises:
-    ValueError: no such rule, one that cannot be traced, or one that is lossy.
-  """
+  """Finds a rule by name or path; ValueError if unknown, untraceable, lossy."""
   found = build.rule_of(path)
   if not found.lossless:
     raise ValueError(
@@ -123,12 +119,10 @@ def _check_verdict(path: str, rule: types.Rule) -> None:
 
 
 def drafter(path: str) -> tuple[str, base.Recipe]:
-  """(name, recipe) of a drafter by its name or path (drafters.table.DRAFTS).
+  """Finds (name, recipe) by a drafter's name or path (drafters.table.DRAFTS).
 
-  make(target, *, gamma, chunk) gets the tiny targets of the certificate.
-
-  Raises:
-    ValueError: no such drafter, or one that cannot be made for them.
+  make(target, *, gamma, chunk) gets the certificate's tiny targets. Raises
+  ValueError for an unknown drafter, or one that cannot be made for them.
   """
   if path in RECIPES:
     return path, RECIPES[path]
@@ -163,7 +157,7 @@ def drafter(path: str) -> tuple[str, base.Recipe]:
 
 
 def _target(world: base.World) -> load_lib.LanguageModel:
-  """The target of a world, as a drafter's make gets a loaded one."""
+  """Wraps a world's target, as a drafter's make gets a loaded one."""
   words = {str(i): i for i in range(world.vocab)}
   inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, '0'))
   name = 'a model of the certificate'
@@ -178,15 +172,12 @@ def _target(world: base.World) -> load_lib.LanguageModel:
 
 
 def model(path: str) -> Callable[[int, str], base.World]:
-  """Subject.model, of make(vocab=..., dtype=..., seed=...) at a path.
+  """Makes Subject.model from make(vocab=..., dtype=..., seed=...) at a path.
 
-  make returns (types.Model, params) of a small model with random weights:
-  `vocab` real ids, parameters of `dtype` ('float32', 'float64', 'bfloat16'),
-  and at least 128 positions.
-
-  Raises:
-    ValueError: a path that does not import, something else at it, or a model
-      that does not fit types.Model.
+  make returns (types.Model, params): a small random model with `vocab` real
+  ids, parameters of `dtype` ('float32', 'float64', 'bfloat16'), and at least
+  128 positions. Raises ValueError if the path does not import or has something
+  else, or its model does not fit types.Model.
   """
   found = own.named('model', path)
   if not own.binds(found, **_SMALL):
@@ -214,7 +205,7 @@ def model(path: str) -> Callable[[int, str], base.World]:
 
 
 def _misfit(made, *, vocab: int) -> str:
-  """Why what make returned is no (types.Model, params); '' if it is."""
+  """Says why make's result is no (types.Model, params); '' if it is."""
   if not isinstance(made, tuple) or not isinstance(made[0], types.Model):
     return f'it made {type(made).__name__}; want (types.Model, params)'
   model, params = made

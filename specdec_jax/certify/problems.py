@@ -1,4 +1,4 @@
-"""Random problems, pairs of p and q, and every window that is drafted of them.
+"""Draws problems, pairs of p and q, and lists every window drafted from them.
 
 X: problems. R: what may be drawn, chains or trees. B = X * R.
 """
@@ -23,14 +23,14 @@ def _one_hot(rng, shape):
 
 
 def _one_ulp(rng, shape, dtype):
-  """q is p with every entry moved by -1, 0 or 1 units in the last place."""
+  """Makes q from p: moves entries by -1, 0 or 1 units in the last place."""
   p = _softmax(rng, shape, 1).astype(dtype)
   to = np.array([0, np.nan, 1], dtype)[rng.integers(0, 3, p.shape)]
   return p, np.where(np.isnan(to), p, np.nextafter(p, to, dtype=dtype))
 
 
 def _truncated(rng, shape):
-  """Random top-k, so that supports differ."""
+  """Draws with a random top-k, so that supports differ."""
   p = _softmax(rng, shape, 1)
   k = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
   rank = np.argsort(np.argsort(-p, -1), -1)
@@ -46,13 +46,13 @@ def _disjoint(rng, shape):
 
 
 def _tails(rng, shape):
-  """Zero mass from a random index of each row on."""
+  """Draws with zero mass from a random index of each row on."""
   end = rng.integers(1, shape[-1] + 1, (*shape[:-1], 1))
   return normal(_softmax(rng, shape, 1) * (np.arange(shape[-1]) < end))
 
 
 def _subnormal(rng, shape):
-  """One peak; all other probabilities near the smallest float32 number."""
+  """Draws one peak; all else is near the smallest float32 number."""
   w = 10.0 ** rng.uniform(-44, -30, shape)
   return np.maximum(w, _one_hot(rng, shape))
 
@@ -76,9 +76,9 @@ FAMILIES: dict[str, Callable[..., Any]] = {
 
 
 def of_all_families(seed: int, *, each: int, gamma: int, vocab: int):
-  """Random (p_XNVV, q_XKVV), `each` of every family in their order.
+  """Draws (p_XNVV, q_XKVV), `each` of every family in their order.
 
-  They are of token k, given each token k - 1.
+  [x, k, v] is the distribution of token k after v as token k - 1.
   """
   dtype = np.dtype(jnp.result_type(float))
   shape, parts = (each, gamma + 1, vocab, vocab), []
@@ -90,7 +90,7 @@ def of_all_families(seed: int, *, each: int, gamma: int, vocab: int):
 
 
 def target_distribution(p_XNVV) -> np.ndarray:
-  """The target's joint distribution, which `distribution` must equal."""
+  """Computes the target's joint p, which `distribution` must equal."""
   p_XNVV = normal(p_XNVV.astype(np.float64))
   out = p_XNVV[:, 0, 0]
   X, N, V, _ = p_XNVV.shape
@@ -107,7 +107,7 @@ KINDS = 'distinct', 'deterministic'
 
 
 def parents_of(levels: str) -> tuple[int, ...]:
-  """Parents of '3,2', three children of the root and two of each of them."""
+  """Lists parents: '3,2' has three children of the root, and two of each."""
   parents, level = [], [-1]
   for count in map(int, levels.split(',')):
     first = len(parents)
@@ -119,12 +119,11 @@ def parents_of(levels: str) -> tuple[int, ...]:
 def windows(
   p_XNVV, q_XKVV, kind: str, tree_K=None, *, count_X: Any = None
 ) -> Windows:
-  """The batch of problems, as of_all_families has them.
+  """Makes the batch of problems, as of_all_families has them.
 
-  Args:
-    kind: of KINDS. Certain siblings are the likeliest tokens under q.
-    tree_K: parents of a tree with as many levels as p and q; None: a chain.
-    count_X: how many drafts of a chain are proposed; None: all.
+  kind: of KINDS; certain siblings are q's likeliest tokens. tree_K: parents of
+  a tree with as many levels as p and q; None: a chain. count_X: how many drafts
+  of a chain are proposed; None: all.
   """
   X, N, V, _ = p_XNVV.shape
   parents_K = range(-1, N - 2) if tree_K is None else tree_K
@@ -166,7 +165,7 @@ def windows(
 
 
 def _given(q, elders, kind: str):
-  """(q of a child given its elder siblings, law of the token that is drawn).
+  """Computes (a child's q given its elder siblings, p of what is drawn).
 
   Where q has nothing left it is 0, and token 0 is drawn but not proposed.
 

@@ -1,4 +1,4 @@
-"""Production steps, watched: every q that drafts report, every p of long rows.
+"""Watches production steps: drafts' reported q, and every p of long rows.
 
 Outcomes can be chosen in place of noise, which certify.enumerated does.
 """
@@ -18,12 +18,12 @@ from specdec_jax.verify import tree
 
 
 class Choice(NamedTuple):
-  """One outcome of every draw of a window, for every row.
+  """One outcome of every draw of a window, for every row; None: production's.
 
   children_BNX: tokens that noise.draft (X = 1) and noise.children return for
-    the children of each number; -1 draws them with production's own noise.
-  passes_BK: whether each uniform is below its flip; None: production's own.
-  next_B: token that noise.next returns; None: production's own.
+    each number's children; -1 draws them with production's own noise.
+  passes_BK: whether each uniform is below its flip.
+  next_B: token that noise.next returns.
   """
 
   children_BNX: Any
@@ -32,13 +32,12 @@ class Choice(NamedTuple):
 
 
 class Window(NamedTuple):
-  """Records one window of a step.
+  """Records one window of a step: draft and p_BNV as the rule got them.
 
-  draft, p_BNV: as the rule got them.
   t_BK: where each uniform flips the verdict; None if passes_BK is not chosen.
-  weights_BV: the next token is drawn from them.
-  draws: by node (-1 the root), its children's q_BV and their tokens_BX.
-  reported: how many q that drafts report were compared with those.
+  weights_BV: the next token is drawn from them. draws: by node (-1 the root),
+  its children's q_BV and tokens_BX. reported: how many q were compared with
+  those.
   """
 
   draft: types.Draft
@@ -50,10 +49,10 @@ class Window(NamedTuple):
 
 
 class Chosen:
-  """Noise and rule of a step, with the outcomes of a choice.
+  """Replaces a step's noise and rule, with a choice's outcomes.
 
-  Its methods stand for those of the noise and the rule while a step is traced.
-  They keep what they see in `window`, what drafts are drawn from in `drawn`.
+  Its methods stand in for theirs while a step is traced. They keep what they
+  see in `window`, and what drafts are drawn from in `drawn`.
   """
 
   def __init__(self, rule: types.Rule, choice: Choice, drawn: list):
@@ -107,7 +106,7 @@ class Chosen:
 
 
 class _DrafterNoise:
-  """A types.Noise with the draws of drafts: a drafter may use no other."""
+  """Keeps types.Noise's draws of drafts: a drafter may use no other."""
 
   def __init__(self, noise):
     self.draft, self.children = noise.draft, noise.children
@@ -124,14 +123,12 @@ class _DrafterNoise:
 
 
 def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
-  """The production decode.step with outcomes that may be chosen.
+  """Wraps the production decode.step with outcomes that may be chosen.
 
   Returns (weights, request, state, info, choice) -> (state, info, Window), on
-  the host; with choice None all outcomes are production's own.
-
-  Raises:
-    base.Broken: children are drawn twice, or a live row reports another q than
-      a draft was drawn from.
+  the host; with choice None all outcomes are production's own. It raises
+  base.Broken if children are drawn twice, or a live row reports another q than
+  a draft was drawn from.
   """
   drawn: list[tuple] = []
 
@@ -170,10 +167,7 @@ def watched(target: types.Model, drafter: types.Drafter, rule: types.Rule):
 
 
 def begin(world: base.World, pair: base.Pair, request: decode.Request):
-  """(state, info, step) before the first window, on the host.
-
-  step(state, info, choice=None): that of `watched`.
-  """
+  """Prefills: (state, info, step of `watched`) on the host, before a window."""
   rule, drafter, _ = pair
   weights = world.with_draft(pair)
   programs = decode.programs(world.target, drafter, rule, base.OPTIONS)
@@ -186,7 +180,7 @@ def begin(world: base.World, pair: base.Pair, request: decode.Request):
 
 
 def chance_of_drafts(window: Window, choice: Choice):
-  """Probability of the chosen children under what each was drawn from: [B].
+  """Computes p of the chosen children under what each was drawn from: [B].
 
   Where nothing was drawn, or no mass is left, the first token comes for sure.
   """
@@ -208,7 +202,7 @@ def chance_of_drafts(window: Window, choice: Choice):
 
 
 def chance(window: Window, choice: Choice) -> np.ndarray:
-  """Probability of a whole choice: [B]."""
+  """Computes a whole choice's probability: [B]."""
   t_BK = window.t_BK.astype(np.float64)
   chance_B = np.where(choice.passes_BK, t_BK, 1 - t_BK).prod(1)
   chance_B *= chance_of_drafts(window, choice)
@@ -216,12 +210,12 @@ def chance(window: Window, choice: Choice) -> np.ndarray:
 
 
 def _check_reported(name: str, state, window: Window) -> int:
-  """Every row that proposes a drawn token must report what it was drawn from.
+  """Compares each proposed draft's reported q with what it was drawn from.
 
-  That is q without its elder siblings.
+  That is q without its elder siblings. Returns how many were compared; raises
+  base.Broken for the first that differs.
 
-  name: of the drafter. state: before the window.
-  Returns how many were compared; raises base.Broken for the first that differs.
+  name: the drafter's. state: before the window.
   """
   if (draft := window.draft).q_BKV is None:
     return 0
@@ -278,7 +272,7 @@ def _normal(weights_BV) -> np.ndarray:
 
 
 def _at(p_BV, tokens_B):
-  """The probability of each row's token."""
+  """Picks the probability of each row's token."""
   return np.take_along_axis(p_BV, tokens_B[:, None], 1)[:, 0]
 
 
@@ -300,11 +294,12 @@ SETTINGS = [
 
 
 def long_rows(subject: base.Subject, amount: int) -> base.Figure:
-  """Drafts' reported q, and the target's p, at every offset of long rows.
+  """Compares drafts' reported q, and the target's p, all along long rows.
 
-  Production steps with production's noise, in float64. What each draft was
-  drawn from is compared with the q that the rule got for it, and p with the
-  table's. amount: rows of each pair of rule and drafter.
+  Runs production steps with production's noise, in float64. The q that the rule
+  got is compared with what each draft was drawn from, and p with the table's.
+
+  amount: rows for each pair of rule and drafter.
   """
   done: dict[str, int] = {}
   many_p = longest = 0
@@ -328,10 +323,7 @@ def long_rows(subject: base.Subject, amount: int) -> base.Figure:
 
 
 def _cells(subject: base.Subject, amount: int):
-  """(rule, drafter, gamma, rows): each pair at one gamma or, if full, at all.
-
-  The first rule, which meets every drafter, has the largest.
-  """
+  """Yields (rule, drafter, gamma, rows): pairs at one gamma, if full at all."""
   few = [GAMMA, *(5 + i % 3 for i in range(len(subject.rules)))]
   for rule, name in subject.pairs():
     one = few[subject.rules.index(rule)]
@@ -341,7 +333,7 @@ def _cells(subject: base.Subject, amount: int):
 
 
 def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
-  """(q, p, tokens of the longest row) that were compared in these batches."""
+  """Counts the q and p that these batches compared, and the longest row."""
   many_q = many_p = longest = 0
   gamma = pair.drafter.gamma
   for seed in seeds:
@@ -369,16 +361,16 @@ def _follow(world: base.World, pair: base.Pair, seeds) -> tuple[int, int, int]:
 
 
 def _caps(rng, rows: int, gamma: int) -> np.ndarray:
-  """How many drafts each row may have: gamma, or 0 to gamma, by chance."""
+  """Caps each row's drafts, by chance: at gamma, or at 0 to gamma."""
   some_B = rng.integers(0, gamma + 1, rows)
   return np.where(rng.random(rows) < 0.5, gamma, some_B)
 
 
 def check_target(tables, state, window: Window) -> int:
-  """Compares p of every proposed draft, and of the token after them.
+  """Compares p at every proposed draft, and at the token after them.
 
-  tables: the target's probabilities of each row. state: before the window.
-  Returns how many were compared; raises base.Broken for the first that differs.
+  tables: each row's target p. state: before the window. Returns how many were
+  compared; raises base.Broken for the first that differs.
   """
   compared, draft = 0, window.draft
   proposed_BK = np.asarray(tree.proposed(draft))

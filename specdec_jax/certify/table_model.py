@@ -18,13 +18,13 @@ PROMPT = {2: [1, 0, 1], 3: [1, 2, 0], 4: [1, 2, 0]}
 
 @functools.cache
 def make(vocab: int, *, encoder: bool = False) -> types.Model:
-  """A types.Model whose params are logits_RVV: hash of the prefix, last token.
+  """Makes a types.Model; params are logits_RVV: prefix hash, last token.
 
-  It has two layers, each with a cache of tokens + 1: after the first the hash
-  is off by one, which gives other probabilities. Layer i's tap is (hash, last,
-  position, i), with the hash after the last layer. An embedding, (token + 1,
-  position, 1, 1), is as wide as a tap; the model itself does not look at it.
-  With an encoder the hash of the source is added, which is read from the cache.
+  Each of its two layers caches tokens + 1. After the first the hash is off by
+  one, which gives other probabilities. Layer i's tap is (hash, last, position,
+  i), with the last layer's hash. An embedding, (token + 1, position, 1, 1), is
+  as wide as a tap; the model itself does not look at it. An encoder adds the
+  source's hash, read from the cache.
   """
 
   def init_cache(rows, slots):
@@ -105,13 +105,13 @@ def prefix_hash(prefix) -> int:
 
 
 def given(p_RVV, source):
-  """The table of texts with a source: its hash goes into every other one."""
+  """Shifts the table by a source's hash, which goes into every other one."""
   shift = sum((x + 1) * (2 * i + 1) for i, x in enumerate(source))
   return np.roll(p_RVV, -shift, 0)
 
 
 def table(seed, vocab, *, hashes=5, scale=1.5):
-  """Random logits_RVV of a table model: [hash, last token, next token]."""
+  """Draws a table model's logits_RVV: [hash, last token, next token]."""
   rng = np.random.default_rng(seed)
   return scale * rng.normal(size=(hashes, vocab, vocab)).astype(
     np.dtype(jnp.result_type(float))
@@ -121,16 +121,12 @@ def table(seed, vocab, *, hashes=5, scale=1.5):
 def probabilities(
   logits_V, temperature: float, top_k: int = 0, top_p: float = 1, slack=0.0
 ):
-  """Temperature, top-k and top-p by sorting, in float64; ties at a cut stay.
+  """Applies temperature, top-k and top-p by sorting, in float64; tied stay.
 
   The oracle of sampling.probabilities, with which it shares no code.
 
-  Args:
-    logits_V: of one token.
-    temperature: 0 is greedy.
-    top_k: 0 for no limit.
-    top_p: 1 for no limit.
-    slack: added to top_p, for rows where rounding decides.
+  temperature: 0 is greedy. top_k, top_p: 0 and 1 for no limit. slack: added to
+  top_p, for rows where rounding decides.
   """
   x = np.asarray(logits_V, np.float64)
   if temperature < 1e-5:
@@ -151,17 +147,17 @@ def probabilities(
 
 
 def warped(logits_RVV, **settings) -> np.ndarray:
-  """A table's probabilities under sampling settings, float64."""
+  """Computes a table's probabilities under sampling settings, float64."""
   return np.apply_along_axis(probabilities, -1, logits_RVV, **settings)
 
 
 def row_of(params, prefix):
-  """The row of the table after a prefix."""
+  """Picks the table's row after a prefix."""
   return np.asarray(params)[prefix_hash(prefix) % len(params), prefix[-1]]
 
 
 def joint_distribution(p_RVV, prompt, n: int):
-  """Exact distribution of n tokens after the prompt: [V] * n, float64."""
+  """Computes the exact joint p of n tokens after a prompt, [V] * n, float64."""
   p_RVV = np.asarray(p_RVV, np.float64)
   p_RVV = p_RVV / p_RVV.sum(-1, keepdims=True)
   V = p_RVV.shape[-1]

@@ -1,7 +1,7 @@
-"""Plain decoding of many prompts, with the hidden states that it passes.
+"""Decodes many prompts plainly, with the hidden states that it passes.
 
-A fixed number of rows decode at a time; those that end are given new prompts,
-so that none waits for the longest answer of a batch.
+A fixed number of rows decode at a time; each that ends gets a new prompt, so
+that none waits for a batch's longest answer.
 """
 
 import collections
@@ -31,17 +31,17 @@ _CHUNK = 16
 
 
 class Answers(NamedTuple):
-  """n rows of L tokens: prompts with their completions.
+  """n rows with L tokens: prompts with their completions.
 
   tokens: [n, L] int32.
   spans: [n, 2] prompt length and total length; equal in a row left out, whose
     logits were not finite.
   features: [n, L, E] float16 or None: hidden states at each token but the last,
     each tap divided by its root mean square. 0 in a row left out.
-  mass: [n, L] float32 or None: log-sum-exp of the logits after each token, from
-    the last token of the prompt on.
+  mass: [n, L] float32 or None: log-sum-exp over the logits after each token,
+    from the prompt's last token on.
   scale: [n, L, taps] float32 or None: what each tap was multiplied by.
-  source: what an encoder reads before each of them, or None.
+  source: what an encoder reads before each, or None.
   """
 
   tokens: types.Array
@@ -53,7 +53,7 @@ class Answers(NamedTuple):
 
 
 def source_room(data: sections.Data, target: build.LanguageModel) -> int:
-  """Ids of a source that there is room for; 0 without an encoder."""
+  """Returns the ids that a source has room for; 0 without an encoder."""
   return 0 if target.start is None else data.source_length
 
 
@@ -71,14 +71,12 @@ def generate(
   Yields which prompts [n], and their answers, without sources.
 
   Args:
-    target: whose tokenizer and mesh the model has.
-    model, params: what decodes.
+    target: has the model's tokenizer and mesh. model, params decode.
     prompts: each shorter than data.length, its source within source_room; their
-      numbers key randomness and temperature.
+      numbers key randomness and temperature, seed the draws.
     data: data.batch rows are decoded together, which changes no token.
-    seed: of the draws.
-    taps: layers of the target whose features are recorded, and the mass:
-      ascending, the last layer among them; () is none.
+    taps: target layers whose features are recorded, and the mass: ascending,
+      the last layer among them; () is none.
   """
   drafter = _recorder(taps) if taps else decode.PLAIN
   options = decode.Options(_CHUNK, widths=(), logprobs=bool(taps))
@@ -117,7 +115,7 @@ def generate(
 
 @functools.cache
 def _recorder(taps: tuple[int, ...]) -> types.Drafter:
-  """Makes plain decoding whose state is (features, scale) of what is read."""
+  """Makes plain decoding whose state is the (features, scale) it has read."""
 
   def narrow(features):
     normed, scale = eagle.scaled(features, len(taps))
@@ -141,7 +139,7 @@ def _recorder(taps: tuple[int, ...]) -> types.Drafter:
 
 @functools.cache
 def _reader(taps: tuple[int, ...], config: Any):
-  """Makes Answers of some rows; see pool.Pool.read."""
+  """Makes a reader that returns some rows' Answers; see pool.Pool.read."""
 
   def read(weights, request, state: decode.State, info: types.Info, where_B):
     kept = request.lengths_B, state.tokens_BL, state.lengths_B, info.broken_B
@@ -177,16 +175,16 @@ def _reader(taps: tuple[int, ...], config: Any):
 
 
 def mixed(one: dict[str, np.ndarray], other: dict[str, np.ndarray], seed: int):
-  """Takes each row from one of both, with probability 1/2."""
+  """Picks each row from one or the other, with probability 1/2."""
   coin = np.random.default_rng(seed).random(len(one['tokens'])) < 0.5
   pick = lambda a, b: np.where(coin.reshape(-1, *[1] * (a.ndim - 1)), a, b)
   return {name: pick(one[name], other[name]) for name in one}
 
 
 class OnPolicy:
-  """Batches of rows that are sampled anew every `every` steps.
+  """Batches rows that are sampled anew every `every` steps.
 
-  The rows are saved in a folder, so that a resumed run reads the same ones.
+  A folder keeps the rows, so that a resumed run reads the same ones.
 
   sample: (step, params) -> rows. batches: (rows, step) -> their batches.
   """

@@ -1,4 +1,4 @@
-"""The distillation program: from a config to a draft evaluated by decoding."""
+"""Distils a draft from a config, and evaluates it by decoding."""
 
 import dataclasses
 import functools
@@ -33,7 +33,7 @@ _KINDS = {'lm': lm_student, 'medusa': medusa_student}
 
 
 def kind_of(student: sections.Student) -> Any:
-  """Returns the module of a kind of student."""
+  """Returns the module for a kind of student."""
   return _KINDS.get(student.kind, eagle_student)
 
 
@@ -45,10 +45,9 @@ def settings(config) -> sections.Settings:
 def run(
   settings: sections.Settings, workdir: pathlib.Path, *, changed: bool = False
 ) -> dict[str, Any]:
-  """Trains a draft and writes it into workdir.
+  """Trains a draft and writes it into workdir; see runner.run.
 
-  Resumes an earlier run there; see runner.run. changed: even if settings
-  differ, of those that may.
+  Resumes an earlier run there; changed: even if settings that may differ do.
   """
   return runner.run(
     settings,
@@ -110,7 +109,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
 
 
 def dequantised(model: build.LanguageModel) -> build.LanguageModel:
-  """Returns the same model in float32, its layers apart."""
+  """Converts a model to float32, its layers apart."""
   config, flat = convert.plain(model.config, model.params)
   for name, x in flat.items():
     wide = x.astype('float32')
@@ -146,7 +145,7 @@ def _task(
   answers: completions.Answers | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
-  """Makes the task of the training loop, judged by the held-out prompts."""
+  """Makes the training loop's task, judged by the held-out prompts."""
   tokens = s.data.length
   tokens += s.data.source_length if target.start is not None else 0
   held, q = prompts.held_out, student.model
@@ -190,10 +189,7 @@ def _sampler(
   prompts: list[requests.Item],
   answers: completions.Answers | None,
 ):
-  """Makes a function of (step, params): rows until the next refresh.
-
-  Answers of the teacher, if there are any, replace about half of them.
-  """
+  """Makes (step, params) -> rows; the teacher's answers replace about half."""
   seed, count = s.run.seed, min(s.batch.rows * s.data.refresh, s.data.prompts)
   room, model = completions.source_room(s.data, target), student.model
   assert model is not None

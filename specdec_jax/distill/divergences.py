@@ -1,8 +1,8 @@
 """Divergences between teacher and student, which distillation minimises.
 
 Each takes log p (teacher) and log q (student), [..., V], and returns [...], in
-nats. Where the student has a reduced vocabulary both are restricted to it: q
-sums to 1 there, p to the mass that the teacher gives to it.
+nats. A reduced vocabulary restricts both: q sums to 1 there, p to the mass that
+the teacher gives it.
 """
 
 import contextlib
@@ -70,7 +70,7 @@ DIVERGENCES: dict[str, Divergence] = {
 
 
 def divergence_of(name: str) -> Divergence:
-  """Returns the divergence of a name; 'jensen_shannon:0.5' has beta 0.5."""
+  """Finds a divergence by name; 'jensen_shannon:0.5' has beta 0.5."""
   if name in DIVERGENCES:
     return DIVERGENCES[name]
   kind, _, beta = name.partition(':')
@@ -84,7 +84,7 @@ def divergence_of(name: str) -> Divergence:
 
 
 def _terms(log_a: Array, log_b: Array) -> Array:
-  """a log(a / b), and 0 where a is 0, whatever b is there."""
+  """Computes a log(a / b), and 0 where a is 0, whatever b is there."""
   positive = log_a > -jnp.inf
   # Replaced before subtracting: infinity minus infinity has no gradient.
   log_a, log_b = (jnp.where(positive, x, 0) for x in (log_a, log_b))

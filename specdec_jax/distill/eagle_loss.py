@@ -1,11 +1,11 @@
-"""The losses of drafts on the teacher's hidden states.
+"""Losses for drafts on the teacher's hidden states.
 
-In decoding only the first token of a window is drafted from the target's
-features; EAGLE and MTP draft later ones from their own hidden states. Training
-does the same: step s reads the hidden states of step s - 1, one token later,
-and attends to the keys that its chain of steps would have written (EAGLE-3's
-training-time test, https://arxiv.org/abs/2503.01840, section 3.2). DFlash
-drafts a window from masks in one pass, and is trained on blocks of a row.
+In decoding only a window's first token is drafted from the target's features;
+EAGLE and MTP draft later ones from their own hidden states. Training does the
+same: step s reads the hidden states of step s - 1, one token later, and attends
+to the keys that its chain of steps would have written (EAGLE-3's training-time
+test, https://arxiv.org/abs/2503.01840, section 3.2). DFlash drafts a window
+from masks in one pass, and trains on blocks of a row.
 """
 
 import dataclasses
@@ -39,13 +39,12 @@ def unrolled(
   settings: sections.Loss,
   gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
-  """Makes the mean divergence from the teacher over the steps of a chain.
+  """Makes the mean divergence from the teacher over a chain's steps.
 
-  Of the teacher, `target`, only its embedding is run, and its last norm.
+  The teacher, `target`, runs only its embedding and last norm.
 
-  frozen: {'target': the teacher's parameters, 'head': its columns for the
-    draft's vocabulary}.
-  batch: of teacher.rows, with the features of config.taps and the last layer.
+  frozen: {'target': the teacher's, 'head': its columns for the draft's ids}.
+  batch: teacher.rows', with features of config.taps and the last layer.
   """
   embed = target.embed
   assert embed is not None
@@ -74,14 +73,14 @@ def unrolled(
 
 
 def _positions(tokens_BT: Array) -> Array:
-  """[B, T]: 0 to T - 1 in each row."""
+  """Numbers each row's tokens, 0 to T - 1: [B, T]."""
   return jnp.broadcast_to(jnp.arange(tokens_BT.shape[1])[None], tokens_BT.shape)
 
 
 def teacher_log_p(
   config: eagle.EagleConfig, frozen, batch, temperature: float
 ) -> Array:
-  """Computes log p of the draft's ids after tokens but the last: [B, t, R]."""
+  """Computes the draft ids' log p after tokens but the last: [B, t, R]."""
   head = {'layer': {'norm': frozen['target']['norm']}, 'head': frozen['head']}
   last_BTD = batch['features'][:, :-1, -config.features // len(config.taps) :]
   teacher = dataclasses.replace(config, last_norm='head')
@@ -98,11 +97,11 @@ def steps(
 ) -> list[Array]:
   """Computes the draft's hidden states at each of `count` steps: [B, T, D].
 
-  tokens_BTD, features_BTE: the target's embedding and features of every token.
+  tokens_BTD, features_BTE: every token's embedding and features in the target.
 
-  Worked example, step 1 (the second token of a window) at index 5: it reads
-  token 5 and step 0's hidden state of index 4, and attends to step 0's keys of
-  indices 0 to 4 and to its own key of index 5.
+  Worked example, step 1 (a window's second token) at index 5: it reads token 5
+  and step 0's hidden state at index 4, and attends to step 0's keys at indices
+  0 to 4 and to its own key at index 5.
   """
   module = eagle.merge(config, layer)
   B, T, _ = tokens_BTD.shape
@@ -121,7 +120,7 @@ def steps(
 
 
 class _Keys(NamedTuple):
-  """What a layer attends to: the keys and values of every step so far."""
+  """Keeps what a layer attends to: every step's keys and values so far."""
 
   each: list[tuple[Array, Array]]
 
@@ -132,7 +131,7 @@ class _Keys(NamedTuple):
 
 
 def _mask(T: int, step: int, first: int) -> Array:
-  """Returns [T, T * (step + 1)]: the keys that each index attends to.
+  """Marks the keys that each index attends to: [T, T * (step + 1)].
 
   first: the first index that others attend to.
   """
@@ -153,10 +152,10 @@ def masked(
   settings: sections.Loss,
   gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
-  """Makes the mean divergence from the teacher over the masks of blocks.
+  """Makes the mean divergence from the teacher over the masks in blocks.
 
   Each step cuts every row at a random place into blocks that touch, so that all
-  tokens are read, each as any mask of a block. Args as of `unrolled`.
+  tokens are read, each as any mask of a block. Args as for `unrolled`.
   """
   config, size = blocks.config, blocks.size
 
@@ -178,7 +177,7 @@ def masked(
       at_BA += k
       token_BA = jnp.minimum(at_BA, T - 1)
       counted_BA = jnp.take_along_axis(counted_BT, token_BA, 1) & (at_BA < T)
-      # Index t is the law of the token at t + 1.
+      # Index t has the distribution of the token at t + 1.
       log_p = jnp.take_along_axis(log_p_BTR, token_BA[..., None] - 1, 1)
       logits = eagle.reduced(config, weights, states_BASH[:, :, k])
       return logits, log_p, counted_BA
@@ -203,15 +202,15 @@ def in_blocks(
   features_BTE: Array,
   start_B: Array,
 ) -> Array:
-  """Computes the states of the blocks that a row is cut into: [B, A, S, H].
+  """Computes the states in the blocks that a row is cut into: [B, A, S, H].
 
   The last block may end behind the row. start_B: the token that a row's first
   block begins with. weights: 'layer' and 'target' of models.eagle.weights.
 
   Worked example, two blocks of three from token 1: the first is token 1 and two
   masks, in the places of tokens 1 to 3, and each of them attends to all three
-  and to the features of token 0; the next is token 4 and two masks, which
-  attend to each other and to the features of tokens 0 to 3.
+  and to token 0's features; the next is token 4 and two masks, which attend to
+  each other and to the features of tokens 0 to 3.
   """
   config, size, (B, T) = blocks.config, blocks.size, tokens_BT.shape
   block_Q, within_Q = jnp.divmod(jnp.arange(-(-T // size) * size), size)

@@ -1,7 +1,4 @@
-"""Drafts on the teacher's hidden states as students: EAGLE, MTP and DFlash.
-
-They compute in the dtype of their teacher.
-"""
+"""EAGLE, MTP and DFlash as students, computing in their teacher's dtype."""
 
 import dataclasses
 import functools
@@ -46,7 +43,7 @@ KINDS = {
 
 
 def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
-  """Returns the layers of the teacher to record; refuses what does not fit."""
+  """Returns the teacher's layers to record; refuses what does not fit."""
   student, c = s.student, teacher.config
   config, last = config_of(student, c), c.depth - 1
   if student.kind != 'eagle':
@@ -59,10 +56,9 @@ def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
 def config_of(
   student: sections.Student, c: model_config.LMConfig
 ) -> eagle.EagleConfig:
-  """Returns the config of a draft for a teacher's, as io.published reads it.
+  """Makes a draft's config for a teacher's, as io.published reads it.
 
-  Raises:
-    ValueError: taps or layers that the teacher has not, or taps out of order.
+  Raises ValueError for taps or layers it has not, or taps out of order.
   """
   if student.kind == 'eagle':
     return eagle.settings(c, student.taps or (c.depth - 1,))
@@ -117,7 +113,7 @@ def _read(student: sections.Student, teacher) -> draft_file.Eagle:
 def _teacher_layers(
   student: sections.Student, target: build.LanguageModel
 ) -> dict[str, jax.Array]:
-  """Returns parameters of student.layers by their names in the draft."""
+  """Returns the parameters in student.layers by their names in the draft."""
   picked = lm_student.pruned(target.config, target.params, student.layers)
   out = {}
   for name, x in convert.plain(*picked)[1].items():
@@ -129,7 +125,7 @@ def _teacher_layers(
 
 
 def mask_id(target: build.LanguageModel) -> int:
-  """Returns an id for masks that few texts have."""
+  """Picks an id for masks that few texts have."""
   named = dict(target.tokenizer.specials)
   id_of = lambda name: target.tokenizer.inner.token_to_id(named.get(name, ''))
   found: Any = map(id_of, ('mask_token', 'pad_token'))

@@ -29,12 +29,11 @@ def make(
 ) -> Callable[[types.Params], dict[str, Any]]:
   """Makes a function from weights.draft to figures on the held-out prompts.
 
-  Returns:
-    figures(params). 'alpha': mean of sum min(p, q), teacher-forced on the text
-    of plain decoding. 'alpha_at': for each draft position, the share of drafts
-    accepted among those that were tried. 'block_efficiency': tokens emitted per
-    target call. 'gap': the block efficiency that alpha alone would give, were
-    acceptances independent, minus that of decoding.
+  'alpha': mean sum min(p, q), teacher-forced on plain decoding's text.
+  'alpha_at': by draft position, the share accepted among drafts tried.
+  'block_efficiency': tokens emitted per target call. 'gap': the block
+  efficiency that alpha alone would give, were acceptances independent, minus
+  the real one.
   """
   sampled = sampling.Sampling(judge.temperature, seed=seed)
   ends = target.tokenizer.eos_ids

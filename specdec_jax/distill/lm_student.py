@@ -1,4 +1,4 @@
-"""A language model of its own as a student, and its loss."""
+"""A language model as a student, and its loss."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ from specdec_jax.train import text_loss
 
 
 def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
-  """Returns the layers of the teacher to record; refuses what does not fit."""
+  """Returns the teacher's layers to record; refuses what does not fit."""
   student, data = s.student, s.data
   config, ids = config_of(student, teacher)
   if student.vocabulary and not ids and data.completions == 'student':
@@ -40,8 +40,7 @@ def config_of(
 ) -> tuple[model_config.LMConfig, tuple[int, ...]]:
   """Returns a student's config, and the ids that its source proposes or ().
 
-  teacher: a Source, or that model in memory. One that does not match is
-  refused.
+  teacher: a Source, or that model in memory; refuses one that does not match.
   """
   theirs, ids = teacher.config, ()
   students.check_layers(student, theirs)
@@ -78,7 +77,7 @@ def config_of(
 def pruned(
   config: model_config.LMConfig, params: types.Params, layers: Sequence[int]
 ) -> tuple[model_config.LMConfig, types.Params]:
-  """Returns (config, params) of some layers of a model that has them apart."""
+  """Picks layers from a model that has them apart: (config, params)."""
   assert not config.run.scan_layers, 'load it with scan_layers=False'
   kept = {str(n): params['layers'][str(i)] for n, i in enumerate(layers)}
   return config.of_layers(layers), params | {'layers': kept}
@@ -158,10 +157,10 @@ def _write(
   full_DV: np.ndarray | None,
   about: dict[str, Any],
 ) -> pathlib.Path:
-  """Writes a folder; if all but its layers is the teacher's, a file of those.
+  """Writes a folder; if all but its layers is the teacher's, a file with those.
 
-  transformers needs a head for all ids: those that the student does not propose
-  keep their columns of full_DV, None if it proposes all.
+  transformers needs a head for all ids: full_DV gives the columns that the
+  student does not propose; None if it proposes all.
   """
   path, whole, params = folder / 'draft', config, hosts.fetch(params)
   if student.layers and student.share:
@@ -200,17 +199,14 @@ def distilled(
   DistillSpec (Zhou et al. 2023, https://arxiv.org/abs/2310.08461), algorithm 1.
 
   Args:
-    student: of the dtype of its forward pass. Both are compared on the ids that
-      it proposes; p is not renormalised.
+    student: in its forward pass's dtype. Both are compared on the ids that it
+      proposes; p is not renormalised.
     teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
-      'mass' [B, T] (of completions.Answers), only its last norm and head are
-      run, and at temperature 1 its head needs only the student's ids.
-    ids: how many ids are tokens.
-    layout, over: of student and teacher on their mesh.
-    frozen: {'teacher': its parameters, 'shared': those that the student takes
-      from it}.
-    batch: as for train.text_loss.cross_entropy; each model reads the sources
-      with its own encoder.
+      'mass' [B, T] (see completions.Answers), only its last norm and head run,
+      and at temperature 1 its head needs only the student's ids.
+    ids: how many ids are tokens. layout, over: student's and teacher's.
+    frozen: {'teacher': its parameters, 'shared': what the student takes of it}.
+    batch: as for train.text_loss.cross_entropy; own encoders read the sources.
   """
 
   def model(config: model_config.LMConfig, layout) -> types.Model:

@@ -1,8 +1,8 @@
 """Medusa's heads as a student, and their loss.
 
-Medusa-1 of Cai et al. 2024 (https://arxiv.org/abs/2401.10774): the teacher is
+Medusa-1 by Cai et al. 2024 (https://arxiv.org/abs/2401.10774): the teacher is
 frozen, and every head begins as its next-token prediction. The heads compute in
-the dtype of their teacher.
+their teacher's dtype.
 """
 
 import json
@@ -24,7 +24,7 @@ from specdec_jax.train import text_loss
 
 
 def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
-  """Returns the layers of the teacher to record: its last."""
+  """Returns the teacher's layers to record: its last."""
   del s
   return (teacher.config.depth - 1,)
 
@@ -32,10 +32,9 @@ def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
 def make(
   s: sections.Settings, target: build.LanguageModel, ids: np.ndarray
 ) -> students.Student:
-  """Makes the student of loss.unroll heads, of all ids.
+  """Makes the student with loss.unroll heads, for all ids.
 
-  Their blocks are the identity, and their matrices, unless they are shared, the
-  teacher's.
+  Their blocks are the identity; their matrices, unless shared, the teacher's.
   """
   c, model, wide = target.config, target.model, students.wide(target.config)
   assert len(ids) == target.ids
@@ -63,7 +62,7 @@ def make(
 def _write(
   folder: pathlib.Path, params: types.Params, about: dict[str, Any]
 ) -> pathlib.Path:
-  """Writes a folder in the form of Medusa's authors."""
+  """Writes a folder as Medusa's authors do."""
   path, heads = folder / 'draft', lm.nest(students.halved(params))
   facts = {
     'medusa_num_heads': len(heads),
@@ -89,12 +88,11 @@ def ahead(
 ) -> step_lib.Loss:
   """Makes the mean divergence from the teacher over the heads.
 
-  Head i, of the state of token t, is compared with the teacher's law of token
-  t + 2 + i; its weight is settings.decay ** i.
+  Head i reads token t's state and is compared with the teacher's distribution
+  for token t + 2 + i; its weight is settings.decay ** i.
 
-  dtype: of the matrices in the forward pass.
-  frozen: the teacher's parameters.
-  batch: of teacher.rows, with the features of the last layer.
+  dtype: of the matrices in the forward pass. frozen: the teacher's parameters.
+  batch: as teacher.rows has it, with the last layer's features.
   """
   target = heads.target
   norm = target.norm

@@ -1,4 +1,4 @@
-"""What all kinds of drafts are to a distillation.
+"""What all kinds of drafts share in a distillation.
 
 Their modules, such as eagle_student.py, have the same two functions. `check`
 refuses what does not fit, before any weights are read; `make` makes a Student
@@ -39,9 +39,9 @@ class Student(NamedTuple):
 def vocabulary(
   size: int, ids: int, answers: completions.Answers | None
 ) -> np.ndarray:
-  """Returns the ids that a student can propose, ascending.
+  """Picks the ids that a student can propose, ascending.
 
-  The `size` most frequent ones of the completions, of equally frequent ones the
+  The completions' `size` most frequent ones, of equally frequent ones the
   smaller; all of the teacher's `ids` where size is 0, or nothing is counted.
   """
   if not size or answers is None:
@@ -55,8 +55,7 @@ def vocabulary(
 def layout_of(
   target: build.LanguageModel, config: model_config.LMConfig, fsdp: bool
 ) -> sharding.Layout | None:
-  """Lays a student out on its teacher's mesh: every device computes with all
-  of it."""
+  """Lays a student out on its teacher's mesh; each device computes with all."""
   mesh = target.layout and target.layout.mesh
   return mesh and sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
 
@@ -70,7 +69,7 @@ def put(layout: sharding.Layout | None, params: types.Params) -> types.Params:
 
 
 def halved(params: types.Params) -> dict[str, np.ndarray]:
-  """Returns trained parameters as a draft's file has them, flat, on all hosts.
+  """Converts trained parameters to a draft file's: flat, float16, on all hosts.
 
   float16 halves the file; bfloat16 has fewer digits, and no parameter needs its
   range. All processes have to call it.
@@ -80,7 +79,7 @@ def halved(params: types.Params) -> dict[str, np.ndarray]:
 
 
 def wide(config: model_config.LMConfig) -> str:
-  """Returns the dtype of trained parameters."""
+  """Returns the dtype for trained parameters."""
   return 'float64' if config.dtype == 'float64' else 'float32'
 
 
@@ -121,7 +120,7 @@ def check_length(
 def teacher_log_p(
   teacher: types.Model, params: types.Params, batch, temperature: float
 ) -> Array:
-  """Computes log p of all next tokens, [B, T - 1, V], by a pass or a record."""
+  """Computes all next tokens' log p, [B, T - 1, V], by a pass or a record."""
   if 'features' not in batch:
     source = text_loss.source_of(batch)
     hidden_BTD = forward.hidden(teacher, params, batch['tokens'], source)
@@ -133,10 +132,10 @@ def teacher_log_p(
 
 
 def log_p(logits: Array, batch, temperature: float) -> Array:
-  """Computes log p of the teacher from its logits of some ids, [B, T - 1, R].
+  """Computes the teacher's log p from its logits for some ids, [B, T - 1, R].
 
   The recorded mass belongs to temperature 1 (and 0, which counts as 1). At
-  another one p is normalised over these ids instead.
+  others p is normalised over these ids instead.
   """
   if 'mass' in batch and temperature in (0, 1):
     return logits - batch['mass'][:, :-1, None]
@@ -144,7 +143,7 @@ def log_p(logits: Array, batch, temperature: float) -> Array:
 
 
 def features(batch, noise: float, key: Array) -> Array:
-  """Returns the features of a batch with noise: [B, T, E] float32."""
+  """Adds noise to a batch's features: [B, T, E] float32."""
   x_BTE = batch['features'].astype(jnp.float32)
   if not noise:
     return x_BTE
@@ -154,12 +153,12 @@ def features(batch, noise: float, key: Array) -> Array:
 def over_steps(
   settings: sections.Loss, each: Iterable[tuple[Array, Array, Array]]
 ) -> tuple[Array, dict[str, Array]]:
-  """Computes the mean divergence from the teacher over the steps of a draft.
+  """Computes the mean divergence from the teacher over a draft's steps.
 
-  Its figure 'train_alpha' is sum min(p, q) of each step.
+  Its figure 'train_alpha' is sum min(p, q) for each step.
 
-  each: of each step (logits of the draft [B, t, R], the teacher's log p of the
-    same tokens, which of them count [B, t]).
+  each: by step (the draft's logits [B, t, R], the teacher's log p for the same
+    tokens, which of them count [B, t]).
   """
   divergence = divergences.divergence_of(settings.divergence)
   total, norm, alphas = jnp.zeros(()), 0.0, []

@@ -1,7 +1,6 @@
-"""The teacher's answers and features, recorded on disk for its students.
+"""Records the teacher's answers and features on disk for its students.
 
-Answers are decoded plainly into a folder that a later run with the same
-settings resumes, reads or extends.
+A later run with the same settings resumes, reads or extends the folder.
 """
 
 import functools
@@ -29,10 +28,10 @@ _RECORDED = 'features', 'mass', 'scale'
 
 
 def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
-  """Returns the arrays of training batches.
+  """Returns the arrays for training batches.
 
-  'tokens', 0 after the end; 'counted', true for the tokens of completions; if
-  there are any, those of _RECORDED, 'source' and 'source_length'.
+  'tokens', 0 after the end; 'counted', true for completions; if there are any,
+  those in _RECORDED, 'source' and 'source_length'.
   """
   index_1L = np.arange(answers.tokens.shape[1])[None]
   start, end = answers.spans[:, :1], answers.spans[:, 1:]
@@ -48,9 +47,9 @@ def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
 
 
 def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Counts the columns before padding, [N], by the name of an array of rows.
+  """Counts the columns before padding, [N], by the rows' array names.
 
-  {} without sources: rows of a language model then keep their one length.
+  {} without sources: a language model's rows then keep their one length.
   """
   if 'source' not in rows:
     return {}
@@ -67,9 +66,9 @@ def answer(
   """Records the teacher's answers to all prompts, memory-mapped.
 
   They are in data.folder, or in the cache under a digest of all that they
-  depend on. A folder of fewer of the same prompts is extended, one of more is
-  read, one that is damaged or has other facts is refused. A row with logits
-  that are not finite is left out; a warning counts them.
+  depend on. A folder with fewer of the same prompts is extended, one with more
+  is read, one that is damaged or has other facts is refused. A row whose logits
+  are not finite is left out; a warning counts them.
 
   target, prompts, taps: as completions.generate takes them; numbered from 0.
   """
@@ -109,7 +108,7 @@ def answer(
 
 
 def digest(prompts: Sequence[requests.Item]) -> str:
-  """Hashes the token ids of prompts and sources, in order: SHA-256."""
+  """Hashes the token ids in prompts and sources, in order: SHA-256."""
   rows = (x for one in prompts for x in (one.tokens, one.source) if len(x))
   words = '\0'.join(str(list(x)) for x in rows)
   return hashlib.sha256(words.encode()).hexdigest()
@@ -131,10 +130,7 @@ def _check_broken(spans: np.ndarray, label: str) -> None:
 def _open(
   folder: pathlib.Path, facts: dict[str, Any], prompts: list[str], width: int
 ) -> completions.Answers:
-  """Opens a folder for these prompts; spans are 0 where there is no answer.
-
-  prompts: a digest of each. width: of each tap of the facts.
-  """
+  """Opens a folder for prompts of these digests; spans are 0 if unanswered."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   exists = (path := folder / _FACTS).exists()
@@ -166,7 +162,7 @@ def _open(
 def _array(
   folder: pathlib.Path, exists: bool, n: int, name: str, dtype, *shape: int
 ):
-  """Maps the first n rows of a file, which it extends with zeros to those."""
+  """Maps a file's first n rows, extending it with zeros if it has fewer."""
   path, rows = folder / f'{name}.npy', 0
   try:
     # Checked here: mode r+ would silently extend a truncated file.

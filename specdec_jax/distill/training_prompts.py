@@ -1,4 +1,4 @@
-"""The prompts of a distillation, from questions, documents or pairs."""
+"""Makes a distillation's prompts, from questions, documents or pairs."""
 
 import functools
 import pathlib
@@ -25,12 +25,9 @@ class Prompts(NamedTuple):
 
 
 def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
-  """Makes data.prompts + data.held_out prompts from data.source.
+  """Makes data.prompts + data.held_out prompts; ValueError if there are fewer.
 
-  Those of an encoder-decoder are sources; its decoder's text only begins.
-
-  Raises:
-    ValueError: the source has fewer.
+  An encoder-decoder's are sources; its decoder's text only begins.
   """
   count = data.prompts + data.held_out
   if data.source == sections.QUESTIONS:
@@ -73,7 +70,7 @@ def _pairs(
   corpus: text.Corpus,
   kept: Sequence[str],
 ) -> completions.Answers:
-  """Returns the targets of these sources; of equal sources the last one's."""
+  """Returns the targets for these sources; of equal sources the last one's."""
   assert target.start is not None
   targets = dict(zip(corpus.sources, corpus.documents, strict=True))
   pairs = corpus._replace(
@@ -93,7 +90,7 @@ def _pairs(
 def _fitting(
   data: sections.Data, target: build.LanguageModel, texts: Sequence[Any]
 ) -> Prompts:
-  """Takes the first of these texts or chats that leave room for an answer.
+  """Takes the first texts or chats that leave room for an answer.
 
   A source that is too long keeps its beginning.
   """
@@ -155,7 +152,7 @@ def _forms() -> dict[str, Any]:
 
 
 def _values(draw: random.Random) -> dict[str, Any]:
-  """Draws a value for every placeholder of a form."""
+  """Draws a value for every placeholder in a form."""
   lists, values = _forms()['lists'], {}
   # The order of these draws determines the questions; do not change it.
   for key, names in (
