@@ -14,6 +14,7 @@ from configs import distill, pair
 from specdec_jax import settings
 from specdec_jax.distill import distillation, sections
 from specdec_jax.drafters import table
+from specdec_jax.io import sources
 from tests import programs
 from tests.distill import runs
 
@@ -146,9 +147,9 @@ def test_every_student_begins_at_tiny_with_what_its_refusals_ask_for(kind):
   s = distillation.settings(c)
   target = specdec_jax.load('random:tiny', scan_layers=False, kernels='xla')
   module = distillation.kind_of(s.student)
-  start = module.begin(s, target)
+  assert module.check(s, sources.open_source('random:tiny')) is not None
   ids = np.arange(s.student.vocabulary or target.ids)
-  student = module.make(s, start, target, ids)
+  student = module.make(s, target, ids)
   assert student.drafter(s.judge.gamma).gamma == 3
 
 

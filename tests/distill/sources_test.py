@@ -103,7 +103,7 @@ def test_answers_of_students_stand_beside_their_own_sources(monkeypatch):
 
   monkeypatch.setattr(completions, 'generate', generate)
   target = types.SimpleNamespace(start=0)
-  student = types.SimpleNamespace(weights=lambda x: x, model=None)
+  student = types.SimpleNamespace(weights=lambda x: x, model=object())
   sample = distillation._sampler(s, target, student, asked, None)
   rows = sample(3, {})
   assert len(rows['tokens']) == 8
