@@ -150,10 +150,3 @@ def test_a_folder_can_be_read_in_one_sitting():
     assert len(modules) <= most, folder
     for path in modules:
       assert path.read_text().count('\n') <= 400, path
-
-
-def test_the_picture_of_the_layers_is_of_this_tree():
-  from tests import layers
-
-  drawn = layers.svg(layers.imports())
-  assert layers.PATH.read_text() == drawn, 'run python -m tests.layers'

@@ -13,6 +13,7 @@ import pytest
 
 import specdec_jax
 from specdec_jax.certify import certificate
+from tests import layers
 
 ROOT = pathlib.Path(__file__).parents[1]
 TEXT = (ROOT / 'README.md').read_text()
@@ -203,6 +204,11 @@ def test_the_readme_is_a_page_that_one_reads():
   first = '\n'.join(TEXT.splitlines()[:12])
   assert '**Never run:**' in first and 'TPU' in first
   assert len(TEXT.splitlines()) <= 150
+
+
+def test_the_picture_of_the_layers_is_of_this_tree():
+  drawn = layers.svg(layers.imports())
+  assert layers.PATH.read_text() == drawn, 'run python -m tests.layers'
 
 
 def test_the_architecture_names_every_module():

@@ -90,13 +90,14 @@ def _foretold(x: dict[str, Any] | None) -> intervals.Interval | None:
 
 def translation(doc: dict[str, Any]) -> list[Figure]:
   """Lists every draft at the temperature where it gains most."""
-  cells = sorted(doc['cells'], key=lambda x: -x['measured']['value'])
-  best = {x['draft']: x for x in reversed(cells)}
+  best: dict[str, dict[str, Any]] = {}
+  for cell in sorted(doc['cells'], key=lambda x: -x['measured']['value']):
+    best.setdefault(cell['draft'], cell)
   return [
     Figure(
       f'{name}, T = {x["temperature"]:g}', intervals.Interval(**x['measured'])
     )
-    for name, x in sorted(best.items(), key=lambda x: cells.index(x[1]))
+    for name, x in best.items()
   ]
 
 

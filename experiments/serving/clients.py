@@ -120,7 +120,11 @@ def run(
     gate = asyncio.Semaphore(clients)
     limits = httpx2.Limits(max_connections=clients)
     async with httpx2.AsyncClient(
-      base_url=url, timeout=600, limits=limits, trust_env=False
+      base_url=url,
+      headers={'Content-Type': 'application/json'},
+      timeout=600,
+      limits=limits,
+      trust_env=False,
     ) as client:
 
       async def one(ask):

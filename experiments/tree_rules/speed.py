@@ -15,7 +15,14 @@ from experiments import page
 from experiments.specbench import questions as questions_lib
 from specdec_jax import build, machine, printing, program
 from specdec_jax import settings as settings_lib
-from specdec_jax.bench import budget, intervals, predict, records, timing
+from specdec_jax.bench import (
+  budget,
+  intervals,
+  predict,
+  records,
+  tables,
+  timing,
+)
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import branch
@@ -121,7 +128,7 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
       improvement=mine.improvement,
       over_chain=None if arm.name == chain else over.get(arm.name),
       tok_s=mine.tok_s,
-      differing=page.differing(mine.audit._asdict()),
+      differing=tables.identity([mine.audit]),
     )
     rows.append(row)
   return rows

@@ -126,8 +126,8 @@ def _parts(
 
 def _methods(engine) -> Sequence[method.Method]:
   """Lists what is timed in an engine: its drafter, or those that it wraps."""
-  alone = method.Method(engine.drafter, engine.weights.draft)
-  return engine.parts or (alone._replace(draft=engine.draft),)
+  alone = engine.drafter, engine.weights.draft
+  return engine.parts or (method.Method(*alone, draft=engine.draft),)
 
 
 def _verify(engine, request: decode.Request, count: int) -> parts_lib.Part:

@@ -92,14 +92,15 @@ class Plan:
   @property
   def label(self) -> str:
     """Its name in tables: '1.5b (Q4_K, again int4)', but '135m (int4)'."""
-    form, how = self.source.form, ''
+    form, how, narrow = self.source.form, '', self.config.dtype == 'bfloat16'
     if self.dtype in weights.INTEGERS:
       how = f'again {self.dtype}' if form else self.dtype
     elif form and self.kept:
       how = 'stored'
     elif form:
-      narrow = self.config.dtype == 'bfloat16'
       how = 'again bfloat16' if narrow else 'dequantised'
+    elif narrow and not self.kept and any(x.places[0].kind for x in self.rows):
+      how = 'bfloat16'  # of codes, though most are numbers
     found = ', '.join(filter(None, (form, how, self._coarse)))
     return f'{self.source.label} ({found})' if found else self.source.label
 

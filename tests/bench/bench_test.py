@@ -164,12 +164,19 @@ def test_what_cannot_win_is_not_run_on_the_test_prompts(capsys, monkeypatch):
   left = {'lm g=2': '0.10x to 0.20x'}
   monkeypatch.setattr(records, 'FEWEST', 2)
   monkeypatch.setattr(budget, 'left_out', lambda *_: left)
+  asked, expected = [], budget.expected
+  monkeypatch.setattr(
+    budget, 'expected', lambda *x: asked.append(x[0]) or expected(*x)
+  )
   # Time that is over: one block is run all the same.
   monkeypatch.setattr(budget, 'check', lambda *_, **__: None)
   clock = budget.Clock(1e-3)
   good, doc, printed = run(settings(), capsys, clock=clock)
   assert good and doc.left_out == left
   assert [row.name for row in doc.rows] == ['autoregressive', 'lookup g=2']
+  assert doc.rows[1].alpha is not None
+  # How many prompts fit is asked again without it.
+  assert [arm.name for arm in asked[-1]] == [row.name for row in doc.rows]
   assert 'lm g=2' in doc.predicted and 'Left out by the calibration' in printed
 
 

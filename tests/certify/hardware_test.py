@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from specdec_jax import sampling
+from specdec_jax.bench import timing
 from specdec_jax.certify import base, hardware
 from specdec_jax.models import weights
 
@@ -49,3 +50,17 @@ def test_a_mistake_is_named(monkeypatch, check, plant, case):
   plant(monkeypatch)
   with jax.debug_nans(False), pytest.raises(base.Broken, match=case):
     check(1000)
+
+
+@pytest.mark.parametrize('share', [0.3, float('nan'), 0.6])
+def test_slow_memory_is_named(monkeypatch, share):
+  reads = dict(sustained=share * 819.0)
+  monkeypatch.setattr(timing, 'bandwidth', lambda programs: reads)
+  monkeypatch.setattr(timing, 'reads', lambda dtype: {})
+  device = type('Device', (), {'device_kind': 'TPU v5 lite'})
+  monkeypatch.setattr(jax, 'devices', lambda: [device])
+  if share > 0.5:
+    assert hardware.bandwidth() == '491 GB/s of the 819 of v5e'
+  else:
+    with pytest.raises(base.Broken, match='of the 819 of v5e; is another'):
+      hardware.bandwidth()

@@ -257,10 +257,11 @@ def test_layers_that_do_not_fit_are_refused(tmp_path):
   with pytest.raises(ValueError, match='^lm .*: made with another tokenizer'):
     read('random:t5_tiny', other)
   arrays, about = draft_file.read(draft_file.LAYERS, path)
-  arrays['ids'][-1] = 999
-  draft_file.write(draft_file.LAYERS, other, arrays, about)
-  with pytest.raises(ValueError, match='damaged: its ids are not ascending'):
-    read('random:t5_tiny', other)
+  for ids in ([1, 999], [2, 1], [1, 1], [-1, 1]):
+    arrays['ids'][-2:] = ids
+    draft_file.write(draft_file.LAYERS, other, arrays, about)
+    with pytest.raises(ValueError, match='damaged: its ids are not ascending'):
+      read('random:t5_tiny', other)
   for source, why in (
     ('zoo:nothing', 'the zoo has flan-t5-small-titles, smollm2'),
     ('zoo:smollm2-135m-instruct', 'is a draft of eagle: give it as eagle.so'),

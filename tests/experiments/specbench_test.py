@@ -72,10 +72,12 @@ def row(name, improvement, efficiency, **more):
   return dict(name=name, improvement=gain, counts=counts) | more
 
 
-def markdown(promised='tokens', findings=()):
+ALPHA = records.Alpha(0.5, 0.125)
+
+
+def markdown(promised='tokens', findings=(), alpha=ALPHA):
   """The page of two categories and one method."""
   name, audit = 'lookup g=4', records.Audit(promised, 4, (), tuple(findings))
-  alpha = records.Alpha(0.5, 0.125)
   doc = dict(
     questions=QUESTIONS,
     machine=reports.MACHINE,
@@ -103,6 +105,7 @@ def test_what_is_lossy_or_differs_is_said():
   lossy = markdown('nothing')
   assert lossy.count('| lookup g=4 (LOSSY, TV 0.12) |') == 2
   assert '| LOSSY |' in lossy
+  assert 'g=4 (LOSSY, TV unknown) |' in markdown('nothing', alpha=None)
 
 
 def ran(folder, *arguments):

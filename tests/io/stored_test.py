@@ -125,6 +125,19 @@ def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
   for dtype, kernels, name, arithmetic in asked:
     m = load.load(path, dtype=dtype, kernels=kernels)
     assert (m.label, m.arithmetic) == (f'a (Q4_1, {name})', arithmetic)
+  # Most of its bytes are numbers.
+  mixed = lambda name, x: (
+    (Kind.F32, np.float32(x))
+    if name.startswith(('token_embd', 'output'))
+    else (Kind.Q4_1, gguf.quantize(x, Kind.Q4_1))
+  )
+  path = tiny.write_gguf(tmp_path / 'b.gguf', c, quantise=mixed)
+  for dtype, kernels, name in (
+    ('float32', 'auto', 'b (F32)'),
+    ('bfloat16', 'auto', 'b (F32) (bfloat16)'),
+    ('stored', 'int8', 'b (F32) (int8 rows)'),
+  ):
+    assert load.load(path, dtype=dtype, kernels=kernels).label == name
   floats = load.load('random:tiny', dtype='bfloat16')
   assert floats.label == 'tiny (random weights)'
 

@@ -24,6 +24,8 @@ def test_a_run_that_goes_on_has_the_log_of_one_that_was_not_killed(tmp_path):
   for name in ('metrics', 'clocks'):
     with open(killed / f'{name}.jsonl', 'a') as file:
       file.write('{"step": 5, "lo')  # a kill amid a line
+  with open(killed / 'clocks.jsonl', 'ab') as file:
+    file.write(b'\n' + bytes(8))  # what a power cut may leave
   written(killed, 2, [3])
   written(whole, 0, [1, 2, 3])
   for name, figures in (
