@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from specdec_jax import program
 from specdec_jax.models import weights
 
 # A call that reads memory once and returns gigabytes a second.
@@ -37,7 +38,7 @@ def describe() -> dict[str, Any]:
     'platform': device.platform,
     'device': device.device_kind,
     'devices': jax.device_count(),
-    'cpu': _cpu_name(),
+    'cpu': _cpu_name(program.cpu()),
     'cores': len(os.sched_getaffinity(0)) if pinned else os.cpu_count(),
     'python': platform.python_version(),
     'jax': jax.__version__,
@@ -117,19 +118,15 @@ def filled(shape, dtype):
   return jnp.full(shape, 0.5, dtype)
 
 
-def _cpu_name(path: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
-  """Says 'AMD EPYC (AVX2)': two of one name may differ in usable kernels."""
-  try:
-    text = path.read_text()
-  except OSError:
-    return platform.processor() or platform.machine()
+def _cpu_name(text: str) -> str:
+  """Says 'AMD EPYC (AVX2)' of program.cpu's text: two of one name may differ in
+  usable kernels."""
   found = re.search(r'model name\s*: (.+)', text)
-  flags = re.search(r'flags\s*: (.+)', text)
-  known = flags[1].split() if flags else []
-  widest = next(
-    (f' ({x})' for flag, x in _VECTORS.items() if flag in known), ''
-  )
-  return (found[1] if found else platform.machine()) + widest
+  name, known = found[1] if found else platform.machine(), text.split()
+  widest = next((x for flag, x in _VECTORS.items() if flag in known), '')
+  if program.plain_cpu():
+    widest = f'{widest} alone, by SPECDEC_JAX_ISA'
+  return f'{name} ({widest})' if widest else name
 
 
 def _git(*args: str) -> str:

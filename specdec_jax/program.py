@@ -2,12 +2,15 @@
 
 import contextlib
 import errno
+import functools
+import hashlib
 import importlib.metadata
 import io
 import itertools
 import logging
 import os
 import pathlib
+import platform
 import re
 import runpy
 import signal
@@ -31,6 +34,8 @@ flags.disclaim_key_flags()  # those defined here are the program's: --help
 # Loops in CUDA graphs.
 _LOOPS = re.compile(r'command_buffer=\S*(WHILE|CONDITIONAL)')
 _YNN = '--xla_cpu_experimental_ynn_fusion_type=-reduce'
+_ISA = 'SPECDEC_JAX_ISA'
+_MOST = 2**31  # bytes of compiled programs that are kept
 # The folders that open_workdir made, innermost first.
 _made: list[pathlib.Path] = []
 
@@ -48,9 +53,11 @@ def set_xla_flags(*, trains: bool = False) -> None:
 
   trains: for large products, which XLA's own CPU kernels compute on one core
     each, and its others on all. Raises ValueError for a flag with which texts
-    on this GPU are wrong.
+    on this GPU are wrong, and for an unknown SPECDEC_JAX_ISA.
   """
   flags = os.environ.get('XLA_FLAGS', '')
+  if plain_cpu() and 'xla_cpu_max_isa' not in flags:
+    os.environ['XLA_FLAGS'] = flags = f'{flags} --xla_cpu_max_isa=AVX2'.strip()
   if _LOOPS.search(flags) and hosts_lib.has_gpu():
     raise ValueError(
       'XLA_FLAGS: xla_gpu_enable_command_buffer with WHILE or CONDITIONAL: '
@@ -118,13 +125,78 @@ def launch(
   app.run(main, flags_parser=_parse)
 
 
+def plain_cpu() -> bool:
+  """Tells whether SPECDEC_JAX_ISA=avx2 asks to compute as a CPU does that has
+  AVX2 alone; raises ValueError for another value."""
+  asked = os.environ.get(_ISA, '')
+  if asked not in ('', 'avx2'):
+    raise ValueError(f'{_ISA}={asked}: allowed is avx2; or leave it out')
+  return bool(asked)
+
+
+@functools.cache
+def cpu(path: pathlib.Path = pathlib.Path('/proc/cpuinfo')) -> str:
+  """Returns this CPU's model and instruction sets, or those of plain_cpu."""
+  try:
+    lines = path.read_text().splitlines()
+  except OSError:
+    return f'{platform.machine()} {platform.processor()}'
+  wanted = ('model name', 'flags', 'Features', 'CPU part')
+  text = '\n'.join(dict.fromkeys(x for x in lines if x.startswith(wanted)))
+  return re.sub(r' (avx512|avx_vnni|amx)\w*', '', text) if plain_cpu() else text
+
+
+def cache_folder() -> pathlib.Path:
+  """Returns $SPECDEC_JAX_CACHE, else specdec_jax in the user's cache folder."""
+  own = os.environ.get('SPECDEC_JAX_CACHE')
+  if own:
+    return pathlib.Path(own)
+  shared = os.environ.get('XDG_CACHE_HOME')
+  root = pathlib.Path(shared) if shared else pathlib.Path.home() / '.cache'
+  return root / 'specdec_jax'
+
+
 def keep_programs(workdir: str) -> None:
-  """Keeps what a TPU or GPU compiles in a workdir, if nothing else is set."""
-  known = jax.config.jax_compilation_cache_dir  # pyright: ignore
-  slow = hosts_lib.has_tpu() or hosts_lib.has_gpu()  # to compile
-  if workdir and not known and slow:
-    path = pathlib.Path(workdir) / 'compiled'
-    jax.config.update('jax_compilation_cache_dir', str(path))
+  """Keeps compiled programs for the next run, unless JAX is told where.
+
+  On a TPU or GPU with a workdir, in it; else in the cache folder, under a name
+  made of all that they depend on. There the oldest go once they fill 2 GB.
+  """
+  if jax.config.jax_compilation_cache_dir:  # pyright: ignore
+    return
+  if workdir and (hosts_lib.has_tpu() or hosts_lib.has_gpu()):
+    folder = pathlib.Path(workdir) / 'compiled'
+  else:
+    versions = map(importlib.metadata.version, ('jax', 'jaxlib'))
+    parts = [*versions, os.environ.get('XLA_FLAGS', ''), cpu()]
+    for path in sorted(pathlib.Path(__file__).parent.glob('kernels/*.[ch]')):
+      parts.append(path.read_text())
+    name = hashlib.sha256('\n'.join(parts).encode()).hexdigest()[:16]
+    folder = cache_folder() / 'compiled' / name
+    try:
+      folder.mkdir(parents=True, exist_ok=True)
+      with tempfile.TemporaryFile(dir=folder):
+        pass
+      _prune(folder.parent)
+    except OSError as error:
+      print(
+        f'compiled programs cannot be kept in {folder} ({error.strerror}): '
+        'set SPECDEC_JAX_CACHE to a folder that can be written',
+        file=sys.stderr,
+      )
+      return
+  jax.config.update('jax_compilation_cache_dir', str(folder))
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
+
+
+def _prune(folder: pathlib.Path) -> None:
+  """Removes the oldest files below a folder until the others fit."""
+  left = _MOST
+  found = [(x.stat().st_mtime, x) for x in folder.glob('*/*')]
+  for _, path in sorted(found, reverse=True):
+    left -= path.stat().st_size
+    if left < 0:
+      path.unlink(missing_ok=True)
 
 
 def open_workdir(path: str) -> pathlib.Path | None:

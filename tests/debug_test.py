@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import debug, decode, requests, types
+from specdec_jax import debug, decode, program, requests, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup
-from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import convert, lm
 from specdec_jax.verify import coupled, reject
@@ -85,7 +84,7 @@ def test_a_lost_slot_is_named_and_nothing_else(kind):
       config = fakes.tiny(dtype=dtype).running(scan_layers=kind == 'scan')
       params = lm.init(config, 0), lm.init(config, 1)
       if kind == 'packed':
-        if why := library.load(files.cache_folder()):
+        if why := library.load(program.cache_folder()):
           pytest.skip(why)
         packed = [convert.pack(*convert.fuse(config, x)) for x in params]
         (config, *_), params = zip(*packed, strict=True)

@@ -14,7 +14,7 @@ LAYERS = {
   'hosts': 0,
   'printing': 0,
   'program': 0,
-  'kernels': 0,
+  'kernels': 0.5,
   'sampling': 0,
   'sharding': 0,
   'forward': 0,

@@ -1,12 +1,13 @@
 """Reads of memory: how often a call of an accelerator repeats them."""
 
 import itertools
+import os
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from specdec_jax import machine
+from specdec_jax import machine, program
 from tests import fakes
 
 
@@ -42,6 +43,21 @@ def test_bytes_of_all_turns_count(monkeypatch, backend, turns):
     ('Processor : B\n', machine.platform.machine()),
   ],
 )
-def test_a_cpu_is_named_with_what_kernels_can_use(tmp_path, text, name):
-  (tmp_path / 'cpuinfo').write_text(text)
-  assert machine._cpu_name(tmp_path / 'cpuinfo') == name
+def test_a_cpu_is_named_with_what_kernels_can_use(text, name):
+  assert machine._cpu_name(text) == name
+
+
+def test_a_cpu_that_is_to_do_with_less_says_so(monkeypatch, tmp_path):
+  monkeypatch.setenv('SPECDEC_JAX_ISA', 'avx2')
+  text = 'model name : A\nflags : avx2 avx_vnni avx512f avx512_vnni amx_int8'
+  path = tmp_path / 'cpuinfo'
+  path.write_text(text)
+  found = program.cpu(path)
+  assert found == 'model name : A\nflags : avx2'
+  assert machine._cpu_name(found) == 'A (AVX2 alone, by SPECDEC_JAX_ISA)'
+  monkeypatch.setenv('XLA_FLAGS', '')
+  program.set_xla_flags()
+  assert '--xla_cpu_max_isa=AVX2' in os.environ['XLA_FLAGS']
+  monkeypatch.setenv('SPECDEC_JAX_ISA', 'sse')
+  with pytest.raises(ValueError, match='SPECDEC_JAX_ISA=sse: allowed is avx2'):
+    program.set_xla_flags()

@@ -1,11 +1,15 @@
 """What programs say of flags, settings and files, and what they leave."""
 
+import collections
 import contextlib
 import errno
 import os
+import pathlib
 
+import jax
 import pytest
 from absl import flags
+from jax.experimental.compilation_cache import compilation_cache
 
 from specdec_jax import hosts, program
 from tests import programs
@@ -138,3 +142,66 @@ def test_flags_that_break_texts_on_a_gpu_are_refused(monkeypatch, gpu, refused):
   told = pytest.raises(ValueError, match='generations end early')
   with told if refused else contextlib.nullcontext():
     program.set_xla_flags()
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+  """Nothing is set for JAX, and the cache folder is empty."""
+  names = (
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+  )
+  before = {name: getattr(jax.config, name) for name in names}
+  monkeypatch.setenv('SPECDEC_JAX_CACHE', str(tmp_path))
+  jax.config.update(names[0], None)
+  compilation_cache.reset_cache()
+  yield tmp_path / 'compiled'
+  for name, value in before.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+def test_what_was_compiled_is_not_compiled_again(kept, recwarn):
+  counts, added = collections.Counter(), lambda x, **_: counts.update([x])
+  jax.monitoring.register_event_listener(added)
+  square = lambda x: jax.jit(lambda y: y * y + 3.25)(x)
+  before = square(2.0)
+  program.keep_programs('')
+  for hits in (False, True, False):
+    jax.clear_caches()
+    counts.clear()
+    assert square(2.0) == before
+    assert bool(counts['/jax/compilation_cache/cache_hits']) == hits
+    assert bool(counts['/jax/compilation_cache/cache_misses']) == (not hits)
+    for path in kept.glob('*/*-cache'):
+      if hits:  # a kill while it was written
+        path.write_bytes(path.read_bytes()[:-9])
+  assert any('Error reading' in str(x.message) for x in recwarn)
+
+
+def test_programs_are_kept_under_what_they_depend_on(kept, monkeypatch):
+  names = set()
+  for asked, cpu in (('', 'a'), ('--xla_a', 'a'), ('', 'b')):
+    jax.config.update('jax_compilation_cache_dir', None)
+    monkeypatch.setenv('XLA_FLAGS', asked)
+    monkeypatch.setattr(program, 'cpu', lambda cpu=cpu: cpu)
+    program.keep_programs('')
+    names.add(jax.config.jax_compilation_cache_dir)
+  assert {str(x) for x in kept.iterdir()} == names and len(names) == 3
+  for age, name in enumerate(sorted(names)):
+    path = pathlib.Path(name, 'x-cache')
+    path.write_bytes(bytes(10))
+    os.utime(path, (age, age))
+  monkeypatch.setattr(program, '_MOST', 25)  # two of three
+  jax.config.update('jax_compilation_cache_dir', None)
+  program.keep_programs('')
+  left = [str(x.parent) for x in sorted(kept.glob('*/*'))]
+  assert left == sorted(names)[1:]
+
+
+def test_where_programs_cannot_be_kept_one_line_says_so(kept, capsys):
+  kept.write_text('a file')
+  program.keep_programs('')
+  assert not jax.config.jax_compilation_cache_dir
+  told = capsys.readouterr().err
+  assert told.count('\n') == 1 and 'set SPECDEC_JAX_CACHE to a folder' in told

@@ -16,7 +16,7 @@ from scipy import stats
 
 from experiments import page
 from experiments.prediction import cells as cells_lib
-from specdec_jax import printing
+from specdec_jax import printing, program
 from specdec_jax.bench import records
 from specdec_jax.costs import calibration
 from specdec_jax.io import files
@@ -94,7 +94,7 @@ def add_own(paths: Sequence[str]) -> pathlib.Path:
 
   Raises ValueError for a file that is no result of the benchmark.
   """
-  path = files.cache_folder() / calibration.RUNS.name
+  path = program.cache_folder() / calibration.RUNS.name
   kept = files.read_json(path, {'runs': []})['runs']
   for name in paths:
     doc = files.read_json(pathlib.Path(name))

@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specdec_jax import program as program_lib
 from specdec_jax import sampling, types
 from specdec_jax.bench import audit, records
 from specdec_jax.certify import base
 from specdec_jax.costs import scripted
-from specdec_jax.io import files
 from specdec_jax.kernels import library, quantised
 from specdec_jax.models import convert, lm, weights
 
@@ -244,7 +244,7 @@ def kernel_identity(subject: base.Subject, amount: int) -> base.Figure:
     raise base.NotChecked(f'they are for CPU, not {jax.default_backend()}')
   kinds = [*quantised.KINDS] if amount > QUICK else FEW_KINDS
   for one in (library.ROWS, *map(library.quantised, kinds)):
-    if why := library.load(files.cache_folder(), one):
+    if why := library.load(program_lib.cache_folder(), one):
       raise base.NotChecked(why)
   worlds = {x: _packed_world(x, subject) for x in ('float32', 'bfloat16')}
   worlds[convert.STORED] = _stored_world(kinds, subject)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import decode, hosts, printing, requests
+from specdec_jax import decode, hosts, printing, program, requests
 from specdec_jax.costs import parts as parts_lib
 from specdec_jax.drafters import method
 from specdec_jax.io import files
@@ -85,7 +85,7 @@ def between_runs() -> tuple[float, int]:
   """Returns (error of costs from one run to the next, runs that tell it): the
   root mean square over each run's mean log(measured / explained), from the
   user's own runs where four are known, else from all."""
-  own = files.cache_folder() / RUNS.name
+  own = program.cache_folder() / RUNS.name
   kept = [files.read_json(x, {'runs': []})['runs'] for x in (own, RUNS)]
   rows = kept[0] if len(kept[0]) >= 4 else sum(kept, [])
   means = [np.log(x['over_explained']).mean() for x in rows]

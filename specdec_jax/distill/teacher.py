@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, hosts, printing, requests
+from specdec_jax import build, hosts, printing, program, requests
 from specdec_jax.distill import completions, sections
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
@@ -84,7 +84,7 @@ def answer(
   }
   key = json.dumps(facts | {'prompts': digest(prompts)})
   name = hashlib.sha256(key.encode()).hexdigest()[:16]
-  path = pathlib.Path(data.folder or files.cache_folder() / 'answers' / name)
+  path = pathlib.Path(data.folder or program.cache_folder() / 'answers' / name)
   if not hosts.is_first():  # a copy of its own: hosts may share the folder
     path = path.with_name(f'{path.name}.process{jax.process_index()}')
   own = [digest([x])[:16] for x in prompts]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from specdec_jax import along, decode, forward, hosts, requests, types
+from specdec_jax import along, decode, forward, hosts, program, requests, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.io import files, load
 from specdec_jax.io.published.claims import Reading
@@ -86,7 +86,7 @@ def _kept(target, draft: str, questions, make) -> Result:
   own = target.digest, target.arithmetic
   facts = json.dumps([*own, draft, questions, PROMPTS])
   name = f'{hashlib.sha256(facts.encode()).hexdigest()[:32]}.json'
-  path = files.cache_folder() / 'readings' / name
+  path = program.cache_folder() / 'readings' / name
   kept: Any = hosts.from_first(lambda: files.read_json(path, {}))
   if kept:
     return Result(tuple(kept['reading']), kept['agreed'], kept['unigram'])

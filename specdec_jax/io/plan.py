@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from absl import logging
 
-from specdec_jax import sharding, types
-from specdec_jax.io import files, names, sources
+from specdec_jax import program, sharding, types
+from specdec_jax.io import names, sources
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import blocks, library, quantised
 from specdec_jax.models import config as model_config
@@ -139,7 +139,7 @@ def make(
     scan_layers = jax.default_backend() == 'tpu'
   alone = layout is None and not scan_layers
   ready = lambda kinds: (
-    alone and library.ready(kernels, files.cache_folder(), kinds)
+    alone and library.ready(kernels, program.cache_folder(), kinds)
   )
   packs = dtype != 'float64' and ready(rounded.KINDS.get(dtype, ()))
   every = {at.kind for at in source.places.values()} - {''}

@@ -18,6 +18,8 @@ from typing import NamedTuple
 import jax
 from absl import logging
 
+from specdec_jax import program
+
 _HERE = pathlib.Path(__file__).parent
 _SHARED = _HERE / 'shared.h'
 CHOICES = ('auto', 'int8', 'xla')
@@ -25,20 +27,9 @@ CHOICES = ('auto', 'int8', 'xla')
 _FLAGS = ['-O3', '-ffp-contract=fast', '-fno-math-errno', '-shared', '-fPIC']
 
 
-@functools.cache
-def _cpu() -> str:
-  """Returns this CPU's model and instruction sets."""
-  try:
-    lines = pathlib.Path('/proc/cpuinfo').read_text().splitlines()
-  except OSError:
-    return f'{platform.machine()} {platform.processor()}'
-  wanted = ('model name', 'flags', 'Features', 'CPU part')
-  return '\n'.join(dict.fromkeys(x for x in lines if x.startswith(wanted)))
-
-
 # Columns of a panel. Six rows of 16 fill AVX's registers, so that one pass over
 # a weight serves a window of five drafts; AVX-512 has room for twelve of 32.
-WIDE = 32 if 'avx512f' in _cpu() else 16
+WIDE = 32 if 'avx512f' in program.cpu() else 16
 
 
 class Library(NamedTuple):
@@ -153,10 +144,14 @@ def _built(
   the folder cannot be written, compiles it for this process alone, and logs
   that in one line."""
   native = '-mcpu=native' if platform.machine() == 'arm64' else '-march=native'
+  if program.plain_cpu():
+    native = '-march=haswell'
   source = _HERE / library.source
   command = [*compiler, *_FLAGS, *library.flags, native]
   key = hashlib.sha256(
-    '\n'.join([*command, _cpu(), importlib.metadata.version('jaxlib')]).encode()
+    '\n'.join(
+      [*command, program.cpu(), importlib.metadata.version('jaxlib')]
+    ).encode()
     + source.read_bytes()
     + _SHARED.read_bytes()
   ).hexdigest()

@@ -21,7 +21,7 @@ from specdec_jax.bench import (
 )
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.certify import table_model
-from specdec_jax.io import files, load
+from specdec_jax.io import load
 from specdec_jax.kernels import library
 
 
@@ -108,7 +108,7 @@ def test_end_to_end(capsys, monkeypatch):
   ceiling = doc.ceiling.gb_s['float32']
   assert ceiling['best'] >= ceiling['sustained'] > 0
   # What decodes with the kernels is bound by their reads, not by XLA's.
-  assert ('kernel' in ceiling) == (not library.load(files.cache_folder()))
+  assert ('kernel' in ceiling) == (not library.load(program.cache_folder()))
   assert f'reads of {doc.ceiling.between:.1f} GB/s' in printed
   last = json.loads(printed.splitlines()[-1])
   assert last['verdict'] and last['rows'][1]['name'] == 'lm g=2'
@@ -128,7 +128,7 @@ def test_the_ceiling_is_of_the_minutes_in_which_the_prompts_ran():
 
 @pytest.mark.parametrize('asked, read', [(1, 32), (40, 40)])
 def test_as_many_bytes_are_read_as_a_step_reads(asked, read):
-  packed = not library.load(files.cache_folder())
+  packed = not library.load(program.cache_folder())
   programs = timing.reads('float32', asked * 2**20, packed=packed)
   assert len(programs) == 4 + packed
   for name, made in programs.items():

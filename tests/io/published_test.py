@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from specdec_jax import api, forward
+from specdec_jax import api, forward, program
 from specdec_jax.distill import eagle_loss
-from specdec_jax.io import files, load
+from specdec_jax.io import load
 from specdec_jax.io.published import eagle_folder
 from specdec_jax.io.quantised import rounded
 from specdec_jax.kernels import library
@@ -195,7 +195,7 @@ def read(made, given):
 @pytest.mark.parametrize('name', ['llama_joined', 'qwen3_each_fed'])
 def test_the_kernels_compute_the_same(name, monkeypatch):
   """Of a packed target, but for int8; a pass through a cache is golden."""
-  if not library.ready('auto', files.cache_folder()):
+  if not library.ready('auto', program.cache_folder()):
     pytest.skip('needs a C compiler')
 
   def far(**run):

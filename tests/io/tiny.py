@@ -10,8 +10,8 @@ import pytest
 import safetensors.numpy
 import tokenizers
 
-from specdec_jax import forward
-from specdec_jax.io import files, hf, load, plan, sources
+from specdec_jax import forward, program
+from specdec_jax.io import hf, load, plan, sources
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -219,7 +219,7 @@ def write_gguf(
 def needs_kernels(*kinds: str) -> None:
   """Skips a test where the CPU kernels, or those of these kinds, are not."""
   for one in (library.ROWS, *map(library.quantised, kinds)):
-    if why := library.load(files.cache_folder(), one):
+    if why := library.load(program.cache_folder(), one):
       pytest.skip(why)
 
 

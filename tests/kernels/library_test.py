@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from specdec_jax import sharding
+from specdec_jax import program, sharding
 from specdec_jax.io import load
 from specdec_jax.kernels import library
 
@@ -55,7 +55,7 @@ def test_each_cpu_and_compiler_has_its_own_library(monkeypatch, tmp_path):
   monkeypatch.setenv('CC', compiler(tmp_path, touch))
   names = set()
   for cpu in ('one', 'another'):
-    monkeypatch.setattr(library, '_cpu', lambda cpu=cpu: cpu)
+    monkeypatch.setattr(program, 'cpu', lambda cpu=cpu: cpu)
     names.add(library._built(library._compiler(), tmp_path))
   assert len(names) == 2 and all(path.exists() for path in names)
 

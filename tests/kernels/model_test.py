@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import forward, types
-from specdec_jax.io import files
+from specdec_jax import forward, program, types
 from specdec_jax.kernels import library
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models import config as model_config
@@ -31,7 +30,7 @@ SIZES = [
 
 @pytest.fixture(autouse=True, scope='module')
 def compiled():
-  if why := library.load(files.cache_folder()):
+  if why := library.load(program.cache_folder()):
     pytest.skip(why)
 
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax.io import files
+from specdec_jax import program
 from specdec_jax.kernels import blocks as gguf_blocks
 from specdec_jax.kernels import calls, library, quantised
 
@@ -17,7 +17,7 @@ ROWS = (1, 2, 5, 12, 13, 64, 512)
 # code of groups is one for all depths, so that of two is compiled for plain C
 # too. Without VNNI codes are halved if they have 8 bits, or are places in a
 # table.
-CPU = {*library._cpu().split()}
+CPU = {*program.cpu().split()}
 NEEDS = {16: {'avx512f', 'avx512bw'}, 8: {'avx2', 'fma'}, 4: set()}
 VNNI = {16: 'avx512_vnni', 8: 'avx_vnni'}
 BEST = next(lanes for lanes, flags in NEEDS.items() if flags <= CPU)
@@ -134,7 +134,7 @@ def load(kind: str, lanes: int = 0, vnni: bool = True) -> str:
     flags = *one.flags, '-mno-avx512vnni', '-mno-avxvnni'
     handlers = ((f'specdec_{name}', 'SpecdecQuantised'),)
     one = library.Library(name, one.source, flags, handlers)
-  if why := library.load(files.cache_folder(), one):
+  if why := library.load(program.cache_folder(), one):
     pytest.skip(why)
   return one.name
 

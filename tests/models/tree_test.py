@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import forward, types
+from specdec_jax import forward, program, types
 from specdec_jax.certify import table_model as tables
-from specdec_jax.io import files
 from specdec_jax.kernels import library
 from specdec_jax.models import cache as kv
 from specdec_jax.models import config as model_config
@@ -162,7 +161,7 @@ def test_a_table_knows_the_position_of_each_slot(encoder):
 @pytest.mark.parametrize('nodes', [2, 5, 33])
 @pytest.mark.parametrize('name', ['grouped', 't5'])
 def test_by_the_kernels_to_the_bit(name, nodes):
-  if why := library.load(files.cache_folder()):
+  if why := library.load(program.cache_folder()):
     pytest.skip(why)
   config = config_of(name, 'float32')
   packed = convert.pack(*convert.fuse(config, fakes.wild(config, 0)))

@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from specdec_jax import hosts
-from specdec_jax.io import files
+from specdec_jax import hosts, program
 from specdec_jax.kernels import blocks, library, quantised
 from specdec_jax.models import convert, weights
 
@@ -145,7 +144,7 @@ def pack_draft(params: dict[str, Any], name: str = '') -> dict[str, Any]:
   int8 blocks where whole ones fit and a scale can hold their largest number.
   Such rounding changes how many tokens are accepted, and no distribution. name:
   the innermost module that they belong to."""
-  if library.ready('auto', files.cache_folder(), KINDS['int8']):
+  if library.ready('auto', program.cache_folder(), KINDS['int8']):
     _round(params, name)
   return convert.pack_params(params, name)
 
