@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from specdec_jax import build, decode, machine, metrics, printing
 from specdec_jax import settings as settings_lib
@@ -40,14 +39,12 @@ def run(
   arms[0] decodes plainly; `away` goes into the document. Raises ValueError if
   the clock has too little time for one prompt."""
   about, (ceiling, read) = machine.describe(), timing.ceiling(arms, plan)
-  console = printing.console()
-  tables.start(about, ceiling, plan_lib.setting(arms, plan), console)
+  console, setting = printing.console(), plan_lib.setting(arms, plan)
+  tables.start(about, ceiling, setting, console)
   end = clock.share(0.5) if plan.batch_sizes else clock
   arms, programs, speed, parts, costs = _costs(arms, plan, end, ceiling.tok_s)
   tables.calibration(parts, ceiling.tok_s, console)
-  document = functools.partial(
-    records.Document, about, calibration=parts, costs=costs, distance=away
-  )
+  doc = records.Document(about, ceiling, setting, parts, costs, distance=away)
 
   end = end.later(-speed.closing())
   plan = budget.fit(plan, speed, end)
@@ -56,7 +53,7 @@ def run(
   )
   setting = plan_lib.setting(arms, fits)
   if failed:
-    return document(ceiling=ceiling, setting=setting, failed=failed)
+    return doc._replace(setting=setting, failed=failed)
   tables.plan(setting, clock, width, console)
   if arms[1:]:
     tables.predicted(predicted, setting, console)
@@ -67,22 +64,26 @@ def run(
   blocks = timing.reading(blocks, read, gb_s)
   found = timing.measured(arms, plan, programs, blocks, parts)
   setting = plan_lib.setting(arms, found.plan)
-  doc = document(
+  doc = doc._replace(
     ceiling=ceiling.beside(setting.dtype, gb_s),
     setting=setting,
     predicted=predicted,
     measured=found.seconds,
     left_out=left_out,
     failed=found.failed,
-    **_results(arms, found, parts, predicted),
   )
-  if doc.failed:
+  if doc.failed:  # no figure would be valid
     return doc
+  plain = found.runs[arms[0].name].answers.values()
+  doc = doc._replace(
+    rows=[x._replace(predicted=predicted.get(x.name)) for x in found.rows],
+    categories=_categories(arms, parts, found.runs),
+    repeated_8grams=metrics.repeated_ngrams([x.tokens for x in plain]),
+  )
   tables.rows(doc, console)
-  if not plan.batch_sizes:
-    return doc
-  doc = doc._replace(crossover=_crossover(arms, plan, clock))
-  tables.crossover(doc, console)
+  if plan.batch_sizes:
+    doc = doc._replace(crossover=_crossover(arms, plan, clock))
+    tables.crossover(doc, console)
   return doc
 
 
@@ -175,29 +176,12 @@ def _expectations(
   return fits, width, predicted, left_out, []
 
 
-def _results(
-  arms: Arms, found: timing.Measured, parts, predicted
-) -> dict[str, Any]:
-  """Returns Document fields by name; after a failed request none, as no figure
-  would be valid."""
-  if found.failed:
-    return {}
-  rows = [x._replace(predicted=predicted.get(x.name)) for x in found.rows]
-  plain = found.runs[arms[0].name].answers.values()
-  return {
-    'rows': rows,
-    'categories': _categories(arms, parts, found.runs),
-    'repeated_8grams': metrics.repeated_ngrams([x.tokens for x in plain]),
-  }
-
-
 def _categories(arms: Arms, parts, runs) -> list[records.Row]:
   """Returns rows by category; none where a batch has several prompts."""
-  named = runs[arms[0].name].kind_G.tolist()
-  of = {
-    name: [i for i, x in enumerate(named) if x == name]
-    for name in dict.fromkeys(filter(None, named))
-  }
+  of: dict[str, list[int]] = {}
+  for g, category in enumerate(runs[arms[0].name].kind_G.tolist()):
+    if category:
+      of.setdefault(category, []).append(g)
   # Those with an interval share the chance of an error.
   tested = sum(len(x) >= intervals.FEWEST for x in of.values())
   out, level = [], 1 - 0.05 / max(tested, 1)

@@ -40,9 +40,8 @@ class Clock(NamedTuple):
 
   def share(self, part: float) -> 'Clock':
     """Returns a clock that ends when this share of the time left is spent."""
-    return Clock(
-      self.seconds - (1 - part) * self.left() if self.limited else math.inf
-    )
+    gone = hosts.from_first(program.elapsed)
+    return Clock(gone + part * (self.seconds - gone))
 
   @property
   def limited(self) -> bool:
@@ -107,7 +106,7 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
   least += speed.test(tokens) + speed.compiling() + speed.closing()
   # Compiling is guessed on the safe side.
   over = least - clock.left() - _PARTS * clock.seconds
-  if clock.limited and over > 0:
+  if over > 0:
     minutes = (clock.seconds + over / (1 - _PARTS)) / 60
     raise ValueError(
       f'minutes={clock.seconds / 60:g}: one short answer in every method takes '

@@ -173,11 +173,9 @@ def shortened(request: decode.Request, tokens: int) -> decode.Request:
 def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
   """Fills the last batch with copies of its prompts; by its own request number
   each draws different noise."""
-  if not items:
-    return []
-  full = (len(items) - 1) // rows * rows
+  full = len(items) // rows * rows
   last = items[full:]
-  turns = [divmod(i, len(last)) for i in range(rows)]
+  turns = [divmod(i, len(last)) for i in range(rows if last else 0)]
   # Any odd step will do; a copy may share its number with another prompt.
   return list(items[:full]) + [
     last[i]._replace(number=(last[i].number + turn * 1_000_003) % 2**31)
