@@ -141,9 +141,7 @@ def _item(e: settings_lib.Setup, prompt: prompts_lib.Prompt) -> requests.Item:
 
 
 def groups(
-  arms: Sequence[Arm],
-  plan: Plan,
-  items: Sequence[requests.Item],
+  arms: Sequence[Arm], plan: Plan, items: Sequence[requests.Item]
 ) -> list[Group]:
   """Deals the prompts to batches of plan.bench.batch_size.
 

@@ -16,15 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
-from specdec_jax import (
-  along,
-  decode,
-  forward,
-  hosts,
-  metrics,
-  printing,
-  types,
-)
+from specdec_jax import along, decode, forward, hosts, metrics, printing, types
 from specdec_jax import sampling as sampling_lib
 from specdec_jax.bench import intervals, records
 from specdec_jax.bench import plan as plan_lib
@@ -161,21 +153,10 @@ def counted(
 
 def gain(arm: plan_lib.Arm, calibration, found: Counts, times_SG):
   """Returns improvements [S] by the cost model, each batch so many times."""
-  cost_S = window_cost(arm, calibration, *_shares(found, times_SG))
-  return _tokens(found, times_SG) / cost_S
-
-
-def _tokens(found: Counts, times_SG):
-  """Returns [S]: a window's tokens over a plain window's."""
   total = lambda x_G: times_SG @ x_G
-  own = total(found.emitted_G) / total(found.windows_G)
+  widths = total(found.widths_GN), total(found.second_GN)
+  own = total(found.emitted_G) / window_cost(arm, calibration, *widths)
   return own * total(found.steps_G) / total(found.plain_G)
-
-
-def _shares(found: Counts, times_SG):
-  """Returns ([S, N], [S, N]): shares of windows, by room."""
-  every = (times_SG @ found.windows_G)[..., None]
-  return tuple(times_SG @ x / every for x in (found.widths_GN, found.second_GN))
 
 
 def window_cost(
@@ -184,8 +165,8 @@ def window_cost(
   widths_SN,
   second_SN,
 ):
-  """Returns what the arm's mean window costs, in plain steps; widths_SN,
-  second_SN: shares of windows, as Counts has them."""
+  """Returns what the arm's windows cost, in plain steps; widths_SN, second_SN:
+  how many there are, or their shares, as Counts has them."""
   engine = arm.engine
   # Early exit has already run part of the verify pass.
   rest = 1 - work.layers_share(engine.target.params, engine.drafter.exit)
@@ -259,17 +240,17 @@ def improvement(
   batches: int = 0,
 ) -> records.Prediction:
   """Predicts one arm, not plain decoding; see improvements."""
-  found, once_G = counted(outputs, plain), np.ones(len(outputs))
-  tokens = float(_tokens(found, once_G))
-  value = float(gain(arm, calibration, found, once_G))
+  found = counted(outputs, plain)
+  value = float(gain(arm, calibration, found, np.ones(len(outputs))))
+  widths = found.widths_GN.sum(0), found.second_GN.sum(0)
+  cost = float(window_cost(arm, calibration, *widths) / found.windows_G.sum())
   ends = interval(value, arm, calibration, found, batches)
   summary = metrics.summary(metrics.join(outputs))
-  sizes = by_size(arm, calibration, summary, _shares(found, once_G), value)
-  told = tokens, tokens / value, value, ends.low, ends.high
-  return records.Prediction(*told, sizes)
+  sizes = by_size(arm, calibration, summary, widths, value)
+  return records.Prediction(value * cost, cost, *ends, sizes)
 
 
-def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
+def by_size(arm, calibration, counts: metrics.Summary, widths, value: float):
   """Estimates the improvement by an arm's windows and by smaller ones.
 
   A chain, by its gamma: cuts off what was accepted beyond a smaller one. A
@@ -277,7 +258,7 @@ def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
   would have accepted what it did, except what hangs on other nodes. Likeliest
   nodes: fewer of them. The arm's own is last; {} for a tree around others.
 
-  shares: as window_cost takes them. value: the arm's own.
+  widths: as window_cost takes them. value: the arm's own.
   """
   engine, timed, found = arm.engine, calibration_lib.interpolated, {}
   for name, deep, wide, nodes, drafted in _smaller(engine):
@@ -290,7 +271,7 @@ def by_size(arm, calibration, counts: metrics.Summary, shares, value: float):
     emitted_N = 1 + np.arange(len(windows_N))
     for gamma in range(1, 1 + arm.gamma):
       tokens = windows_N @ np.minimum(emitted_N, 1 + gamma)
-      needed = window_cost(arm._replace(gamma=gamma), calibration, *shares)
+      needed = window_cost(arm._replace(gamma=gamma), calibration, *widths)
       found[str(gamma)] = float(np.sum(tokens / needed))
   own = [*found.values()][-1:]
   return {name: value * x / own[0] for name, x in found.items()}
