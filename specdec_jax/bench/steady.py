@@ -54,9 +54,6 @@ def measure(
   for name, each in ran.items():
     tokens_G, seconds_G, ended_G = zip(*each, strict=True)
     prompts_G = [len({x.id for x in queue}) for queue in found[: len(each)]]
-    seconds_RG = np.array([seconds_G])
-    outputs = [x for ended in ended_G for x in ended.values()]
-    none_G = np.array([''] * len(each))
     answers = {
       (g, i): records.Answer(
         found[g][i], x.tokens[x.start :], x.reason == 'non-finite'
@@ -64,8 +61,10 @@ def measure(
       for g, ended in enumerate(ended_G)
       for i, x in ended.items()
     }
-    counts = np.array(tokens_G), np.array(prompts_G), none_G
-    seconds = seconds_RG, 0 * seconds_RG
+    outputs = [x for ended in ended_G for x in ended.values()]
+    none_G, once_G = np.full(len(each), ''), np.ones(len(each), int)
+    counts = np.array(tokens_G), np.array(prompts_G), none_G, once_G
+    seconds = np.array(seconds_G), np.zeros(len(each))
     runs[name] = timing.Runs(answers, outputs, *counts, *seconds)
   return runs
 

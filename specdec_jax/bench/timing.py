@@ -41,8 +41,8 @@ class Runs(NamedTuple):
   answers, outputs: equal in all runs of a batch.
   tokens_G: emitted. prompts_G: different ones; no two batches share one.
   kind_G: category; '' for none, and for a batch with several prompts.
-  decoding_RG: seconds of all windows; NaN where not run.
-  prefill_RG: seconds before them; arms with one engine share theirs.
+  repeats_G: how often it ran. decoding_G: seconds of all windows, a mean.
+  prefill_G: seconds before them; arms with one engine share theirs.
   """
 
   answers: records.Answers
@@ -50,23 +50,15 @@ class Runs(NamedTuple):
   tokens_G: np.ndarray
   prompts_G: np.ndarray
   kind_G: np.ndarray
-  decoding_RG: np.ndarray
-  prefill_RG: np.ndarray
-
-  @property
-  def decoding_G(self) -> np.ndarray:
-    """Averages seconds of decoding over repeats."""
-    return np.nanmean(self.decoding_RG, 0)
-
-  @property
-  def prefill_G(self) -> np.ndarray:
-    return np.nanmean(self.prefill_RG, 0)
+  repeats_G: np.ndarray
+  decoding_G: np.ndarray
+  prefill_G: np.ndarray
 
   def picked(self, batches: Sequence[int]) -> 'Runs':
     """Keeps some batches alone."""
     answers, outputs, *arrays = self
     mine = {at: x for at, x in answers.items() if at[0] in batches}
-    picked = (x[..., batches] for x in arrays)
+    picked = (x[batches] for x in arrays)
     return Runs(mine, [outputs[g] for g in batches], *picked)
 
 
@@ -150,27 +142,30 @@ def measure(
   turn(arms, programs, none)  # The first call of an executable is slower.
   pairs = enumerate(itertools.pairwise(arms), 1)
   firsts = [0, *(i for i, (a, b) in pairs if a.engine is not b.engine)]
-  ran = {}
+  ran: dict[int, list[dict[str, Ran]]] = {}  # by batch
   for repeat, g in blocks:
     at = firsts[(repeat + g) % len(firsts)]
     found = turn((*arms[at:], *arms[:at]), programs, groups[g])
     if repeat:  # the same again
       found = {name: x._replace(output=None) for name, x in found.items()}
-    ran[repeat, g] = found
-  repeats, batches = (1 + max(x) for x in zip(*ran, strict=True))
-  groups = groups[:batches]
+    ran.setdefault(g, []).append(found)
+  groups = groups[: len(ran)]
+  repeats_G = np.array([len(ran[g]) for g in range(len(groups))])
   prompts_G = np.array([len({x.id for x in group.items}) for group in groups])
   alone = lambda x: x.items[0].category if len(x.items) == 1 else ''
   kind_G = np.array([alone(group) for group in groups])
   out = {}
   for arm in arms:
-    decoding_RG, prefill_RG = np.full((2, repeats, batches), np.nan)
-    for at, found in ran.items():
-      prefill_RG[at], decoding_RG[at], _ = found[arm.name]
-    outputs = [ran[0, g][arm.name].output for g in range(batches)]
-    tokens_G = np.array([metrics.emitted(x.info) for x in outputs])
-    counts = tokens_G, prompts_G, kind_G, decoding_RG, prefill_RG
-    out[arm.name] = Runs(plan_lib.answers(groups, outputs), outputs, *counts)
+    mine = [[found[arm.name] for found in ran[g]] for g in range(len(groups))]
+    outputs = [x[0].output for x in mine]
+    out[arm.name] = Runs(
+      plan_lib.answers(groups, outputs),
+      outputs,
+      np.array([metrics.emitted(x.info) for x in outputs]),
+      *(prompts_G, kind_G, repeats_G),
+      np.array([np.mean([y.decoding for y in x]) for x in mine]),
+      np.array([np.mean([y.prefill for y in x]) for x in mine]),
+    )
   return out
 
 
@@ -211,8 +206,8 @@ def measured(
   start = program.elapsed()
   runs = measure(arms, groups, programs, blocks)
   seconds, plain = program.elapsed() - start, runs[arms[0].name]
-  ran_RG = np.isfinite(plain.decoding_RG)
-  plan = plan_lib.cut(plan, ran_RG.shape[1], int(ran_RG.all(1).sum()))
+  repeats_G = plain.repeats_G
+  plan = plan_lib.cut(plan, len(repeats_G), int(repeats_G.min()))
   answers = {name: x.answers for name, x in runs.items()}
   failed = identity.failures(answers)
   whole = improvements(runs, whole=True)

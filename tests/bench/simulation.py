@@ -100,7 +100,11 @@ def measured(case: Case, rng: np.random.Generator) -> dict[str, timing.Runs]:
   # A batch is of several.
   of = kind_P.astype(str) if case.categories and B == 1 else [''] * (n // B)
   emitted = {}, [()] * (n // B), together(tokens_P), np.full(n // B, B), of
-  return {name: timing.Runs(*emitted, x, 0 * x) for name, x in arms}
+  repeats_G = np.full(n // B, REPEATS)
+  return {
+    name: timing.Runs(*emitted, repeats_G, x.mean(0), 0 * x[0])
+    for name, x in arms
+  }
 
 
 def rates(case: Case, runs: int, seed: int = 0) -> Rates:

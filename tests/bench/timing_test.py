@@ -1,5 +1,6 @@
 """Speeds from clocks, by hand; and blocks on fake programs."""
 
+import itertools
 import types
 from typing import NamedTuple
 
@@ -15,18 +16,15 @@ from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts, timing
 from tests.bench import bench_test
 
-NAN = float('nan')
 
-
-def runs(decoding_RG, prefill_RG=((1.0, 2.0),), prompts=None):
+def runs(decoding_G, prefill_G=(1.0, 2.0), prompts=None):
   """Of batches that emit five tokens in four windows; one prompt each."""
-  decoding_RG = np.array(decoding_RG, float)
   info = types_lib.empty_info(1, 16, 2, False)._replace(calls_B=np.full(1, 4))
-  outputs = [decode.Output(None, None, info)] * decoding_RG.shape[1]
-  prompts_G = [1] * len(outputs) if prompts is None else prompts
-  seconds = decoding_RG, np.array(prefill_RG)
-  tokens_G, none_G = np.full(len(outputs), 5), np.array([''] * len(outputs))
-  counts = tokens_G, np.array(prompts_G), none_G
+  outputs = [decode.Output(None, None, info)] * len(decoding_G)
+  ones_G = np.ones(len(outputs), int)
+  prompts_G = ones_G if prompts is None else np.array(prompts)
+  counts = 5 * ones_G, prompts_G, np.full(len(outputs), ''), ones_G
+  seconds = np.array(decoding_G), np.array(prefill_G)
   return timing.Runs({}, outputs, *counts, *seconds)
 
 
@@ -36,16 +34,14 @@ def improvement(mine, plain, whole=False):
 
 
 def test_whole_requests_pay_for_the_prefill_of_both_models():
-  plain = runs([[2.0, 4.0]])
-  mine = runs([[1.0, 2.0]], [[2.0, 4.0], [2.0, NAN]])
+  plain = runs([2.0, 4.0])
+  mine = runs([1.0, 2.0], [2.0, 4.0])
   assert improvement(mine, plain).value == pytest.approx(2.0)
   assert improvement(mine, plain, whole=True).value == 1.0
   one = improvement(mine.picked([1]), plain.picked([1]))
   assert one.value == pytest.approx(2.0)
   # Tokens over seconds: 2 and 4 s of decoding for ten tokens.
   assert timing.tok_s(plain) == pytest.approx(10 / 6)
-  # A prompt with one more repeat weighs no more.
-  assert timing.tok_s(runs([[2.0, 4.0], [2.0, NAN]])) == timing.tok_s(plain)
   assert timing.first_token(plain) == pytest.approx((1.5 + 3.0) / 2)
   # Rows of a batch run their windows at once.
   info = plain.outputs[0].info._replace(calls_B=np.array([4, 2]))
@@ -68,7 +64,7 @@ def test_whole_requests_pay_for_the_prefill_of_both_models():
 def test_repeats_are_no_sample_of_prompts(prompts, outcome):
   """However much alike they are, and whatever they say."""
   count = len(prompts)
-  each = lambda seconds: runs([[seconds] * count] * 3, [[1.0] * count], prompts)
+  each = lambda seconds: runs([seconds] * count, [1.0] * count, prompts)
   found = improvement(each(1.5), each(3.0))
   assert found.value == pytest.approx(2.0) and found.outcome == outcome
   if count > 1:  # Of the others none has six prompts in two batches.
@@ -83,14 +79,14 @@ def test_categories_are_the_sample_where_there_are_six():
   plain_G, gain_C = np.exp(rng.normal(size=12) / 9), np.exp(rng.normal(size=6))
   names = np.repeat(list('abcdef'), 2)
   mine_G = plain_G / np.repeat(gain_C, 2)
-  each = lambda seconds_G, kind_G: runs(
-    [seconds_G], [[0.0] * len(seconds_G)]
-  )._replace(kind_G=kind_G)
+  each = lambda seconds_G, kind_G: runs(seconds_G, 0 * seconds_G)._replace(
+    kind_G=kind_G
+  )
   both = lambda kind_G: [each(x, kind_G) for x in (mine_G, plain_G)]
   found = improvement(*both(names))
   # Sums of two, which share their gain.
   sums = [x.reshape(6, 2).sum(1) for x in (mine_G, plain_G)]
-  merged = improvement(*(runs([x], [[0.0] * 6]) for x in sums))
+  merged = improvement(*(runs(x, 0 * x) for x in sums))
   assert found == pytest.approx(merged)
   alone = improvement(*both(np.array([''] * 12)))
   assert found.width > 1.2 * alone.width
@@ -134,9 +130,12 @@ def batches(count):
   ]
 
 
-def test_blocks_alternate_and_may_end_early():
-  """Two arms on two batches, stopped after three blocks."""
-  ran = []
+def test_blocks_alternate_and_may_end_early(monkeypatch):
+  """Two arms on two batches, stopped after three blocks, which take longer and
+  longer; a batch with one more repeat weighs no more."""
+  ran, clock = [], itertools.count(1.0)
+  timed = lambda call, *x: (next(clock), call(*x))
+  monkeypatch.setattr(timing.parts, 'timed', timed)
   arms, programs = zip(fake('plain', 0, ran), fake('x', 2, ran), strict=True)
   programs = {arm.name: x for arm, x in zip(arms, programs, strict=True)}
   groups, blocks = batches(2), [(0, 0), (0, 1), (1, 0)]
@@ -149,9 +148,10 @@ def test_blocks_alternate_and_may_end_early():
     *(('x', 2), ('plain', 0))
   ]
   mine = found['x']
-  none_RG = [[False, False], [False, True]]
-  assert np.isnan(mine.decoding_RG).tolist() == none_RG
-  assert np.isnan(mine.prefill_RG).tolist() == none_RG
+  assert mine.repeats_G.tolist() == [2, 1]
+  # After four calls to warm up: 7 and 8, 9 and 10, 13 and 14.
+  assert mine.prefill_G.tolist() == [(7 + 13) / 2, 9]
+  assert mine.decoding_G.tolist() == [(8 + 14) / 2, 10]
   assert len(mine.outputs) == 2 and mine.prompts_G.tolist() == [1, 1]
   assert [*mine.answers] == [(0, 0), (0, 1), (1, 0), (1, 1)]
   assert all(x.tokens == [1, 1] for x in mine.answers.values())
