@@ -132,46 +132,42 @@ def rates(case: Case, runs: int, seed: int = 0) -> Rates:
   return Rates(*map(float, np.mean(shares, 1)), float(np.median(width_S)))
 
 
-EQUAL = [
-  Case(prompts, *arms, lengths)
-  for prompts in (6, 8, 14, 28)
-  for arms in (
-    (1, 1, 0.0),
-    (3, 1, 0.0),
-    (3, 1, 0.8),
-    (5, 1, 0.9),
-    (5, 4, 0.0),
-    (5, 4, 0.9),
-  )
-  for lengths in (0.5, 1.0)
-] + [
-  Case(prompts, 3, 1, 0.8, spread=spread)
-  for prompts in (6, 14, 28)
-  for spread in (0.05, 0.4)
-]  # fmt: skip
-BATCHES = [Case(4 * x, 3, 1, 0.8, batch=4) for x in (2, 3, 4, 7)]
-CATEGORIES = [
-  Case(prompts, 2, 3, 0.8, categories=count, share=share)
-  for prompts, count in ((14, 7), (28, 7), (24, 6))
-  for share in (0.5, 0.8)
-]
-FEW = [Case(24, 2, 3, 0.8, categories=4, share=share) for share in (0.5, 0.8)]
-DOMINATED = [Case(x, 2, 3, 0.8, first=y) for x in (14, 28) for y in (1, 10)]
-SHORT = [Case(x, 2, 3, 0.8, longer=-0.5) for x in (14, 28)]
-FASTER = [
-  Case(prompts, 3, drafters, 0.8, improvement=gain, spread=0.3)
-  for gain in (1.2, 1.35)
-  for drafters in (1, 3)
-  for prompts in (6, 14, 24)
-]
 GROUPS = {
-  'equal arms': EQUAL,
-  'in batches': BATCHES,
-  '6 or 7 categories': CATEGORIES,
-  '4 categories': FEW,
-  'one prompt dominates': DOMINATED,
-  'short answers gain more': SHORT,
-  'faster arms': FASTER,
+  'equal arms': [
+    Case(prompts, *arms, lengths)
+    for prompts in (6, 8, 14, 28)
+    for arms in (
+      *((1, 1, 0.0), (3, 1, 0.0), (3, 1, 0.8)),
+      *((5, 1, 0.9), (5, 4, 0.0), (5, 4, 0.9)),
+    )
+    for lengths in (0.5, 1.0)
+  ]
+  + [
+    Case(prompts, 3, 1, 0.8, spread=spread)
+    for prompts in (6, 14, 28)
+    for spread in (0.05, 0.4)
+  ],
+  'in batches': [Case(4 * x, 3, 1, 0.8, batch=4) for x in (2, 3, 4, 7)],
+  '6 or 7 categories': [
+    Case(prompts, 2, 3, 0.8, categories=count, share=share)
+    for prompts, count in ((14, 7), (28, 7), (24, 6))
+    for share in (0.5, 0.8)
+  ],
+  '4 categories': [
+    Case(24, 2, 3, 0.8, categories=4, share=x) for x in (0.5, 0.8)
+  ],
+  'one prompt dominates': [
+    Case(x, 2, 3, 0.8, first=y) for x in (14, 28) for y in (1, 10)
+  ],
+  'short answers gain more': [
+    Case(x, 2, 3, 0.8, longer=-0.5) for x in (14, 28)
+  ],
+  'faster arms': [
+    Case(prompts, 3, drafters, 0.8, improvement=gain, spread=0.3)
+    for gain in (1.2, 1.35)
+    for drafters in (1, 3)
+    for prompts in (6, 14, 24)
+  ],
 }
 
 
@@ -184,13 +180,10 @@ def main() -> None:
   runs = int(sys.argv[1]) if len(sys.argv) > 1 else 4000
   print(f'{runs} runs a row, {REPEATS} repeats; given, any: called faster')
   print(*Case._fields, '|', *Rates._fields, sep='\t')
-  told = []
-  wanted = ' '.join(sys.argv[2:])
-  for name, cases in GROUPS.items():
+  told, wanted = [], ' '.join(sys.argv[2:])
+  for name in (x for x in GROUPS if wanted in x):
     every = []
-    if wanted not in name:
-      continue
-    for case in cases:
+    for case in GROUPS[name]:
       every.append(rates(case, runs))
       found = [f'{100 * x:.1f} %' for x in every[-1]]
       print(*case, '|', *found, sep='\t', flush=True)
