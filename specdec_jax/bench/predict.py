@@ -244,10 +244,10 @@ def improvement(
   value = float(gain(arm, calibration, found, np.ones(len(outputs))))
   widths = found.widths_GN.sum(0), found.second_GN.sum(0)
   cost = float(window_cost(arm, calibration, *widths) / found.windows_G.sum())
-  ends = interval(value, arm, calibration, found, batches)
+  _, low, high = interval(value, arm, calibration, found, batches)
   summary = metrics.summary(metrics.join(outputs))
   sizes = by_size(arm, calibration, summary, widths, value)
-  return records.Prediction(value * cost, cost, *ends, sizes)
+  return records.Prediction(value * cost, cost, value, low, high, sizes)
 
 
 def by_size(arm, calibration, counts: metrics.Summary, widths, value: float):

@@ -132,13 +132,13 @@ def test_the_interval_is_of_other_prompts_and_of_the_costs(same_costs):
   assert again.improvement == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize('prompts', [4, 7, 14])
-@pytest.mark.parametrize('repeat', [0.02, 0.2])
+@pytest.mark.parametrize('prompts', [2, 4, 7, 14])
+@pytest.mark.parametrize('error, repeat', [(0, 0), (0.17, 0.02), (0.17, 0.2)])
 def test_an_interval_holds_where_costs_err_from_run_to_run(
-  prompts, repeat, monkeypatch, same_costs
+  prompts, error, repeat, monkeypatch, same_costs
 ):
-  """By 17 %, which no repeat of a run's calibration knows of."""
-  same_costs[:] = 0.17, 10
+  """By 17 %, which no repeat of a run's calibration knows of; or not at all."""
+  same_costs[0] = error
   gain = lambda arm, x, found, times: (
     times @ found.emitted_G / (times @ found.windows_G) / x.step
   )
@@ -151,8 +151,7 @@ def test_an_interval_holds_where_costs_err_from_run_to_run(
 
   for _ in range(600):
     emitted_G, windows_G = drawn(prompts)
-    error = 0.17 * rng.normal()
-    steps = np.exp(error + repeat * rng.normal(size=3))
+    steps = np.exp(error * rng.normal() + repeat * rng.normal(size=3))
     each = tuple(parts()._replace(step=x) for x in steps)
     costs = parts(repeats=each)._replace(step=float(np.median(steps)))
     found = predict.Counts(emitted_G, windows_G, *[windows_G] * 4)
@@ -161,24 +160,6 @@ def test_an_interval_holds_where_costs_err_from_run_to_run(
     judged = drawn(14)
     hits += x.low <= judged[0].sum() / judged[1].sum() <= x.high
   assert 0.85 <= hits / 600 <= 0.95
-
-
-@pytest.mark.parametrize('prompts', [2, 4, 8])
-def test_a_prediction_of_few_prompts_holds_as_often(
-  prompts, monkeypatch, same_costs
-):
-  """Of the logarithm of their mean; 90 times in 100."""
-  rng, hits = np.random.default_rng(0), 0
-  found = predict.Counts(*[np.ones(prompts)] * 6)
-  for _ in range(400):
-    value_B = np.exp(rng.normal(0, 0.2, prompts))
-    mean = lambda *x, value_B=value_B: x[-1] @ value_B / x[-1].sum(-1)
-    monkeypatch.setattr(predict, 'gain', mean)
-    value = float(value_B.mean())
-    given = None, parts(repeats=(parts(),)), found
-    x = predict.interval(value, *given, batches=10**9)
-    hits += x.low <= math.exp(0.02) <= x.high
-  assert 0.86 <= hits / 400 <= 0.94
 
 
 def test_rows_that_share_a_batch_are_no_improvement():
