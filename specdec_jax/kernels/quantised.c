@@ -2,10 +2,10 @@
 //
 // KIND, a flag, is how the weights are stored: a name of quantised.py, which has
 // the layout of a panel. A row is quantised too, once a product, in blocks of 32
-// numbers to signed bytes, or to 16 bits as two of them. Their products are sums
-// of integers, which are exact; the floats are one chain of fused multiply-adds
-// over blocks in order. So a row's bits depend neither on how many rows a call
-// has, nor on threads, nor on the instructions that LANES chooses.
+// numbers to signed bytes, or to 16 bits. Their products are sums of integers,
+// which are exact; the floats are one chain of fused multiply-adds over blocks in
+// order. So a row's bits depend neither on how many rows a call has, nor on
+// threads, nor on the instructions that LANES chooses.
 #include "shared.h"
 
 #if defined(__x86_64__) && LANES > 4
@@ -39,6 +39,15 @@
 #define U8_128 STORED(128, 8, GROUP, 1, 1, 0)
 #define NF4_64 STORED(64, 4, GROUP, 0, 1, 0)
 enum { KIND };
+// Whether a row of 16 bits is multiplied as such, by codes widened once for all
+// rows; else, where an instruction sums products of bytes, as two bytes, whose
+// sums take twice the registers.
+#if (LANES == 16 && defined(__AVX512BW__) && !defined(__AVX512VNNI__)) || \
+    (LANES == 8 && defined(__AVX2__))
+enum { WORDS = 1 };
+#else
+enum { WORDS = 0 };
+#endif
 // Codes of NF4_64 are places in a table of numbers from -1 to 1: 32512 times
 // these and 32768, high bytes and low ones.
 enum { TABLE = SCALES == GROUP && !MINS };
@@ -50,7 +59,7 @@ static const uint8_t NF4[2][16] = {
 // Of each 32 k: CODES, of which quads of k lie side by side, column by column;
 // then LAST, what they are multiplied by.
 // MOST: rows whose sums fit in the registers, for STRIP vectors at a time; of
-// 16 bits, which have two sums, half as many.
+// 16 bits, where those have two sums, half as many.
 // AHEAD: bytes between a prefetch and its use.
 enum {
   HEAD = (SCALES == OWN ? 0 : SCALES == SUPER ? 2 : 4) * (1 + MINS) * WIDE,
@@ -61,11 +70,12 @@ enum {
   PART = CODES + LAST,
   BLOCK = HEAD + DEPTH / 32 * PART,
   MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
-  HALF = (MOST + 1) / 2,
+  HALF = WORDS ? MOST : (MOST + 1) / 2,
   STRIP = 2,
   AHEAD = 4096
 };
 typedef uint8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
 
 // ---- Instructions -----------------------------------------------------------
 
@@ -90,6 +100,19 @@ INLINE Int dot(Int sum, Bytes w, Int x) {
 #ifdef TIMES
   if (BITS == 8 || TABLE) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
   return sum + TIMES(1, w);
+#endif
+}
+
+// sum + the dot products of pairs of codes with the pair of a row that x repeats.
+INLINE Int dot_words(Int sum, Words w, Int x) {
+#if LANES == 16 && defined(__AVX512BW__)
+  return sum + (Int)_mm512_madd_epi16((__m512i)w, (__m512i)x);
+#elif LANES == 8 && defined(__AVXVNNI__)
+  return (Int)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
+#elif LANES == 8 && defined(__AVX2__)
+  return sum + (Int)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#else
+  return sum;
 #endif
 }
 
@@ -162,9 +185,10 @@ INLINE Int quad(const int8_t* p) {
 // ---- Rows -------------------------------------------------------------------
 
 // Rows of a group lie so, for each 32 k and whatever KIND is: [rows, 32] high
-// bytes, if they have 16 bits [rows, 32] low bytes; then [rows] scales, and of
-// the sums of all, of the first half and of the second [3, rows] of scale * sum
-// and of -sum.
+// bytes, if they have 16 bits [rows, 32] low bytes, or else in one [rows, 32]
+// WORDS, of every four k the second and third exchanged; then [rows] scales, and
+// of the sums of all, of the first half and of the second [3, rows] of
+// scale * sum and of -sum.
 INLINE int64_t row_bytes(bool wide) { return wide ? 92 : 60; }
 
 // Quantises 32 numbers of row m, to 127 or 127 * 256 steps up to the largest.
@@ -185,9 +209,14 @@ static void quantise(const float* x, bool wide, int64_t rows, int64_t m,
   for (int k = 0; k < 16; k++) sums[0] += q[k];
   for (int k = 16; k < 32; k++) sums[1] += q[k];
   int8_t *high = group + 32 * m, *low = group + 32 * (rows + m);
-  for (int k = 0; k < 32; k++) high[k] = wide ? (q[k] + 128) >> 8 : q[k];
-  if (wide)
-    for (int k = 0; k < 32; k++) low[k] = q[k];
+  if (wide && WORDS) {
+    int16_t* word = (int16_t*)group + 32 * m;
+    for (int k = 0; k < 32; k++) word[k] = q[k / 4 * 4 + k % 2 * 2 + k / 2 % 2];
+  } else {
+    for (int k = 0; k < 32; k++) high[k] = wide ? (q[k] + 128) >> 8 : q[k];
+    if (wide)
+      for (int k = 0; k < 32; k++) low[k] = q[k];
+  }
   float* e = (float*)(group + rows * (wide ? 64 : 32)) + m;
   int32_t* less = (int32_t*)e + 4 * rows;
   const int32_t every[3] = {sums[0] + sums[1], sums[0], sums[1]};
@@ -216,14 +245,27 @@ INLINE Bytes codes(const uint8_t* w, int g, int v, int part) {
   return low | ((Bytes)high & (uint8_t)(16 * ((1 << HIGH) - 1)));
 }
 
-// The dot products of a part with the rows: s[0] of their high bytes, s[1] of the
-// low ones, with those of 8 bits left out. Codes are unpacked once for both.
+// The dot products of a part with the rows: s[0] of their bytes or WORDS, or of
+// their high bytes, and s[1] of the low ones. Codes are unpacked once for all.
 INLINE void dots(int rows, bool wide, int part, const uint8_t* w, int v0,
                  const int8_t* q, Int s[][MOST][STRIP]) {
   UNROLL for (int i = 0; i < 8 / PARTS; i++) {
     const int g = PARTS == 1 ? i / 2 + i % 2 * 4 : 4 * part + i;
     Bytes u[STRIP];
     UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v, part);
+    if (wide && WORDS) {
+      UNROLL for (int odd = 0; odd < 2; odd++) {
+        Words two[STRIP];
+        UNROLL for (int v = 0; v < STRIP; v++)
+          two[v] = odd ? (Words)u[v] >> 8 : (Words)u[v] & 255;
+        UNROLL for (int m = 0; m < rows; m++) {
+          const Int x = quad(q + 64 * m + 8 * g + 4 * odd);
+          UNROLL for (int v = 0; v < STRIP; v++)
+            s[0][m][v] = dot_words(s[0][m][v], two[v], x);
+        }
+      }
+      continue;
+    }
     UNROLL for (int m = 0; m < rows; m++)
       UNROLL for (int low = 0; low <= wide; low++) {
         const Int x = quad(q + 32 * (low * rows + m) + 4 * g);
@@ -257,19 +299,20 @@ INLINE void add_block(int rows, bool wide, const uint8_t* head,
   for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
     UNROLL for (int part = 0; part < (TABLE ? 2 : PARTS); part++) {
       const int zero = !TABLE ? ZERO : part ? 0 : 128;
+      const bool two = wide && !WORDS;
       // Its own sums, after the rows' scales.
       const float* own = e + (PARTS == 1 ? 1 : 2 + part) * rows;
       Int s[2][MOST][STRIP] = {0};
       UNROLL for (int m = 0; m < rows; m++)
         UNROLL for (int v = 0; v < STRIP; v++)
-          s[wide][m][v] = zero * quad((const int8_t*)(own + 3 * rows + m));
+          s[two][m][v] = zero * quad((const int8_t*)(own + 3 * rows + m));
       dots(rows, wide, part, w, v0, q, s);
       UNROLL for (int v = 0; v < STRIP; v++) {
         Vec scale, min;
         scales(head, w + CODES, part, v0 + v, &scale, &min);
         UNROLL for (int m = 0; m < rows; m++) {
           Vec* to = (Vec*)(sums + m * WIDE) + v0 + v;
-          const Int sum = wide ? (s[0][m][v] << 8) + s[1][m][v] : s[0][m][v];
+          const Int sum = two ? (s[0][m][v] << 8) + s[1][m][v] : s[0][m][v];
           const Vec n = __builtin_convertvector(sum, Vec);
           *to = fused(n, scale * e[m], *to);
           if (MINS) *to = fused(min, all(own[m]), *to);
