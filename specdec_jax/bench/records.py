@@ -109,6 +109,14 @@ class Prediction(NamedTuple):
   high: float | None
   by_size: dict[str, float] = {}
 
+  @property
+  def vague(self) -> str:
+    """Says why this is none: low and high are more than a factor of two away;
+    else ''."""
+    if self.high is None or self.high <= 2 * self.improvement:
+      return ''
+    return f'not predicted: the interval is {self.low:.2f} to {self.high:.2f}'
+
 
 # --- texts -------------------------------------------------------------------
 

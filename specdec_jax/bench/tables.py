@@ -247,17 +247,22 @@ def gain_cell(x: intervals.Interval) -> str:
   return '1' if x.low == x.high == 1 else f'[{colour}]{interval(x, to="-")}[/]'
 
 
+def foretold(x: records.Prediction) -> str:
+  return '-' if x.vague else f'{x.improvement:.2f}x'
+
+
 # Of (name of the method, Prediction).
 _PREDICTED: list[Column] = [
   *columns('method=0, tokens/window=1.tokens:.2f'),
-  *columns('window cost=1.window_cost:.2f, improvement=1.improvement:.2fx'),
-  ('90 % interval', '1', ends),
+  *columns('window cost=1.window_cost:.2f'),
+  ('improvement', '1', foretold),
+  ('90 % interval', '1', lambda x: x.vague or ends(x)),
 ]
 _SPEED: list[Column] = [
   *columns('method=name, tok/s=tok_s:.1f'),
   ('improvement', 'improvement', gain_cell),
   ('whole requests', 'whole', gain_cell),
-  *columns('predicted=predicted.improvement:.2fx'),
+  ('predicted', 'predicted', foretold),
   *columns('explained=explained.improvement:.2fx'),
   ('first, ms', 'time_to_first_token', lambda x: f'{1000 * x:.1f}'),
   (

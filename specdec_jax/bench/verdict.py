@@ -285,6 +285,8 @@ def _of_prediction(best: Row) -> list[str]:
   x, own, measured = best.predicted, best.explained, best.improvement.value
   if not x:
     return []
+  if x.vague:
+    return [f'  {x.vague.capitalize()}.']
   assert own and measured
   told, known = x.improvement, tables.ends(x, to=' to ')
   within = f' (90 %: {known})' if known else ''

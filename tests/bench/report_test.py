@@ -64,6 +64,8 @@ def batch(size, *gains, audits=(None, None, None), **changes):
   return records.Batch(size, rows, [])._replace(**changes)
 
 
+VAGUE = records.Prediction(1, 1, 1.0, 0.4, 2.6)
+SHARP = records.Prediction(1, 1, 1.0, 0.5, 2.0)
 LOSS = [row('lookup', gain(0.7, 0.68, 0.73), gamma=2), row('lookup', LOST)]
 SMALLER = model(**{'2': 1.1, '2,1': 1.2, '2,2': 1.0})
 BETTER = model(**{'1': 1.2, '4': 0.92})
@@ -96,6 +98,11 @@ UNKNOWN = LOSSY | dict(alpha=records.Alpha(None, None))
         'What to change:\n  lookup: do not speculate here.',
       ],
       'use gamma',
+    ),
+    (
+      document([row('lookup', WON, predicted=VAGUE)]),
+      ['  Not predicted: the interval is 0.40 to 2.60.'],
+      'Predicted before',
     ),
     (
       document(
@@ -391,3 +398,14 @@ def test_the_last_line_is_json_without_what_json_cannot_hold(capsys):
   found = json.loads(last)
   assert found['nan'] is found['inf'] is None
   assert found['1'] == [1.23457, dict(NONE._asdict())]
+
+
+def test_what_is_known_to_a_factor_of_two_alone_is_predicted():
+  at = [head for head, *_ in tables._SPEED].index('predicted')
+  for x, told, ends in (
+    (VAGUE, '-', VAGUE.vague),
+    (SHARP, '1.00x', '0.50-2.00'),
+  ):
+    method = row('lookup', WON, predicted=x)
+    assert tables.cells(method, tables._SPEED)[at] == told
+    assert tables.cells(('lookup', x), tables._PREDICTED)[-2:] == [told, ends]
