@@ -1,5 +1,6 @@
 """Prints the tables, progress and JSON of programs."""
 
+import collections
 import contextlib
 import json
 import math
@@ -13,6 +14,9 @@ import rich.console
 import rich.progress
 
 from specdec_jax import hosts
+
+# Seconds in which `track` told of something, by its description.
+spent: dict[str, float] = collections.defaultdict(float)
 
 
 def console(width: int = 120) -> rich.console.Console:
@@ -66,10 +70,14 @@ def track(
   """Iterates with progress; give `total` for items that have no length."""
   if total is None:
     total = len(items := list(items))
-  with progress(description, total) as advance:
-    for done, item in enumerate(items, 1):
-      yield item
-      advance(done)
+  start = time.monotonic()
+  try:
+    with progress(description, total) as advance:
+      for done, item in enumerate(items, 1):
+        yield item
+        advance(done)
+  finally:
+    spent[description] += time.monotonic() - start
 
 
 def time_text(seconds: float) -> str:

@@ -9,7 +9,7 @@ import functools
 import pathlib
 from collections.abc import Sequence
 
-from specdec_jax import build, decode, machine, metrics, printing
+from specdec_jax import build, decode, machine, metrics, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   budget,
@@ -106,10 +106,14 @@ def distance(
 def finish(doc: records.Document, config, folder: pathlib.Path | None) -> bool:
   """Prints verdict and document, which has the ConfigDict; returns whether it
   is sound. folder: gets results/bench.json; None saves nothing."""
+  console, phases = printing.console(), dict(printing.spent)
+  phases['the rest'] = program.elapsed() - sum(phases.values())
+  tables.line(console, 'Time', tables.phases(phases))
   sentences = verdict.sentences(doc)
-  out = {'config': config.to_dict(), **doc._asdict(), 'verdict': sentences}
+  out = {'config': config.to_dict(), **doc._asdict(), 'phases': phases}
+  out['verdict'] = sentences
   path = folder and folder / 'results/bench.json'
-  tables.close(sentences, out, printing.console(), path)
+  tables.close(sentences, out, console, path)
   return verdict.sound(doc)
 
 

@@ -227,6 +227,13 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
     line(console, '', f'no test prompt: {rich.markup.escape(names)}')
 
 
+def phases(seconds: Mapping[str, float]) -> str:
+  """Writes where a run's time went, the longest first."""
+  all, order = sum(seconds.values()), sorted(seconds, key=seconds.__getitem__)
+  parts = [f'{name} {seconds[name]:.0f}' for name in reversed(order)]
+  return f'{all:.0f} s, of which {", ".join(parts)}'
+
+
 # --- the benchmark -----------------------------------------------------------
 
 
