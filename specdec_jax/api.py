@@ -194,11 +194,10 @@ def items_of(
 
 
 class Asked(NamedTuple):
-  """A request: a prompt, its settings, and what they ask of its row."""
+  """A request: a prompt, with what its settings ask of its row, and these."""
 
   item: requests.Item
   settings: completion.Settings
-  wanted: requests.Wanted
 
 
 def ask(
@@ -215,8 +214,10 @@ def ask(
     guess = target.tokenizer.encode(settings.prediction)
     item = item._replace(prediction=guess)
   new = requests.check(item, target, settings.max_new_tokens, context)
-  wanted = requests.Wanted(new, settings, settings.all_stop_ids(target))
-  return Asked(item, settings, wanted)
+  ends = settings.all_stop_ids(target)
+  return Asked(
+    item._replace(new=new, sampling=settings, stop_ids=ends), settings
+  )
 
 
 def answers(
@@ -241,16 +242,16 @@ def answers(
 
 def _in_a_pool(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
   """Yields (index, Ended)."""
-  need = max(len(x.item.tokens) + x.wanted.new for x in asked)
+  items = [x.item for x in asked]
+  need = max(len(x.tokens) + x.new for x in items)
   held = pool.Pool.of(
     engine,
     rows=rows,
     length=requests.bucket(need + engine.drafter.gamma),
-    sources=max(len(x.item.source) + len(x.item.prediction) for x in asked),
-    stops=max(len(x.wanted.stop_ids) for x in asked),
+    sources=max(len(x.source) + len(x.prediction) for x in items),
+    stops=max(len(x.stop_ids) for x in items),
   )
-  waiting = ((i, x.item, x.wanted) for i, x in enumerate(asked))
-  return held.answers(collections.deque(waiting))
+  return held.answers(collections.deque(enumerate(items)))
 
 
 def _in_batches(engine, asked, rows: int) -> Iterator[tuple[Any, ...]]:
@@ -275,8 +276,8 @@ def _batches(engine, asked, rows: int):
   layout, gamma = engine.target.layout, engine.drafter.gamma
   rows = requests.rows_on(layout, rows)
   for i in range(0, len(asked), rows):
-    items, _, wanted = zip(*asked[i : i + rows], strict=True)
-    request = requests.make(items, wanted, gamma=gamma, rows=rows)
+    items = [x.item for x in asked[i : i + rows]]
+    request = requests.make(items, gamma=gamma, rows=rows)
     yield i, requests.place(request, layout)
 
 

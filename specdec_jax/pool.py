@@ -18,7 +18,6 @@ from specdec_jax.drafters import method
 # New prompts are read by this share of the rows at a time, in so many parts at
 # most, which take turns: each holds a cache of its own.
 _SHARE, _PARTS = 8, 4
-_ANY = np.iinfo(np.int32).max
 
 
 class _Refill(NamedTuple):
@@ -123,18 +122,17 @@ class Pool:
     self,
     tickets: Sequence[Hashable],
     items: Sequence[requests.Item],
-    wanted: Sequence[requests.Wanted],
     most: int | None = None,
   ) -> None:
     """Gives requests to free rows, and reads their prompts.
 
     tickets: one a request, in no other row.
-    items: prompts, at most `part`, and no more than rows are free.
+    items: at most `part`, and no more than rows are free.
     most: chunks to read now; `advance` reads the others. None: all.
     """
     count = len(items)
     assert len({*tickets} - self._row.keys()) == count <= self.free, tickets
-    request = requests.make(items, wanted, mixed=True, **self._sizes)
+    request = requests.make(items, mixed=True, **self._sizes)
     placed = requests.place(request, self._layout)
     placed = placed if self._layout else jax.device_put(placed)
     rows, at, best = self._unused()[:count], 0, 0
@@ -225,7 +223,7 @@ class Pool:
     if self._live_B.any():
       self._narrow()
       request, *held = self._held
-      count = np.int32(_ANY if most is None else most)
+      count = np.int32(requests.ANY if most is None else most)
       held = self._programs.advance(self._weights, request, *held, count)
       self._held = request, *held
       self._live_B[self._at] = hosts.fetch(held[0].live_B)
@@ -303,11 +301,10 @@ class Pool:
     while waiting and self.free:
       count = min(self.part, self.free, len(waiting))
       some = [waiting.popleft() for _ in range(count)]
-      tickets, items, each = zip(*some, strict=True)
-      self.begin(tickets, items, each)
+      self.begin(*zip(*some, strict=True))
 
   def answers(
-    self, waiting: collections.deque[tuple[Any, requests.Item, requests.Wanted]]
+    self, waiting: collections.deque[tuple[Any, requests.Item]]
   ) -> Iterator[tuple[Any, requests.Ended]]:
     """Answers what waits, or is appended meanwhile; yields each as it ends."""
     while waiting or self.busy:

@@ -21,6 +21,7 @@ from specdec_jax.io import files
 
 # Token buffers come in these lengths, so that few programs are compiled.
 _STEPS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768)
+ANY = np.iinfo(np.int32).max  # drafts: as many as a window has
 
 
 def bucket(length: int) -> int:
@@ -31,7 +32,7 @@ def bucket(length: int) -> int:
 
 
 class Item(NamedTuple):
-  """A prompt as it is decoded.
+  """A prompt as it is decoded, and what is asked of its row.
 
   tokens: at least one id; for an encoder-decoder, what its decoder begins with.
   number: the request number that keys its randomness, 0 to 2**32 - 1.
@@ -39,6 +40,8 @@ class Item(NamedTuple):
   source: the ids that an encoder reads; () without one.
   prediction: ids that the answer may repeat, which lookup searches and no model
     reads; for a target without an encoder.
+  new: tokens that it may emit. drafts: in a window; 0: plain.
+  sampling, stop_ids: how they are drawn, and which of them are the last.
   """
 
   tokens: Sequence[int]
@@ -47,6 +50,10 @@ class Item(NamedTuple):
   category: str = ''
   source: Sequence[int] = ()
   prediction: Sequence[int] = ()
+  new: int = 0
+  sampling: sampling_lib.Sampling = sampling_lib.Sampling()
+  stop_ids: Sequence[int] = ()
+  drafts: int = ANY
 
 
 def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
@@ -74,12 +81,17 @@ def item(model, prompt: Any, number: int, *, chat: bool, most: int = 0) -> Item:
 
 
 def items(
-  prompts: Iterable[Sequence[int]], numbers: Iterable[int] | None = None
+  prompts: Sequence[Sequence[int]],
+  numbers: Iterable[int] | None = None,
+  **asked,
 ) -> list[Item]:
-  """Makes items of prompts; numbers default to the index."""
-  if numbers is None:
-    return [Item(tokens, i) for i, tokens in enumerate(prompts)]
-  return [Item(x, int(i)) for x, i in zip(prompts, numbers, strict=True)]
+  """Makes items of prompts; numbers default to the index.
+
+  asked: other fields of Item, which all of them have.
+  """
+  numbers = range(len(prompts)) if numbers is None else map(int, numbers)
+  pairs = zip(prompts, numbers, strict=True)
+  return [Item(*pair, **asked) for pair in pairs]
 
 
 def listed(x: Any) -> list[Any] | None:
@@ -177,21 +189,8 @@ def check_ids(tokens: Iterable[int], ids: int) -> None:
       )
 
 
-class Wanted(NamedTuple):
-  """Limits and sampling of a request.
-
-  new: tokens that it may emit, at least 1. drafts: in a window; 0: plain.
-  """
-
-  new: int
-  sampling: sampling_lib.Sampling = sampling_lib.Sampling()
-  stop_ids: Sequence[int] = ()
-  drafts: int = np.iinfo(np.int32).max
-
-
 def make(
   items: Sequence[Item],
-  wanted: Wanted | Sequence[Wanted],
   *,
   gamma: int = 0,
   rows: int | None = None,
@@ -202,8 +201,8 @@ def make(
 ) -> decode.Request:
   """Makes one request from a batch of prompts, on the host.
 
-  items: one or more prompts that fit the model: see check.
-  wanted: for all prompts, or for each.
+  items: one or more prompts that fit the model (see check), of which each may
+    emit a token.
   gamma: of the largest window, for which there is room.
   rows: fills the batch up to this with rows that never start.
   length, sources: of the buffers of tokens and sources; buckets if None.
@@ -212,11 +211,9 @@ def make(
   """
   n, rows = len(items), rows or len(items)
   assert 0 < n <= rows, f'{n} prompts in {rows} rows'
-  each = [wanted] * n if isinstance(wanted, Wanted) else [*wanted]
-  assert len(each) == n and all(x.new > 0 for x in each), each
+  assert all(x.new > 0 for x in items), items
   # Rows without a prompt never start.
-  numbered = [*items, *[items[-1]] * (rows - n)]
-  each += [each[-1]._replace(new=0, stop_ids=())] * (rows - n)
+  each = [*items, *[items[-1]._replace(new=0, stop_ids=())] * (rows - n)]
   column = lambda values, dtype: np.array([*values], dtype)
   lengths = _lengths([x.tokens for x in items], rows)
   limit = lengths + column((x.new for x in each), np.int32)
@@ -230,7 +227,7 @@ def make(
     _buffer([x.tokens for x in items], rows, length),
     lengths,
     limit,
-    column((x.number for x in numbered), np.uint32),
+    column((x.number for x in each), np.uint32),
     column((x.sampling.seed for x in each), np.uint32),
     settings,
     _stops([x.stop_ids for x in each], stops),

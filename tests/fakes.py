@@ -43,8 +43,7 @@ def adversary(text, vocab: int):
 def request(prompts, new, *, vocab, request=None, **settings):
   """requests.make of prompts of these ids; settings: as base.make_request."""
   assert all(0 <= x < vocab for prompt in prompts for x in prompt)
-  wanted, shape = base.wanted(len(prompts), new, **settings)
-  return requests.make(requests.items(prompts, request), wanted, **shape)
+  return base.request_of(requests.items(prompts, request), new, **settings)
 
 
 def prompts(rows, *, vocab, seed=0, longest=6):

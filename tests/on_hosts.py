@@ -115,12 +115,13 @@ def _pooled(config, over):
   options = decode.Options(chunk=8, widths=())
   loop = decode.Loop(model, decode.PLAIN, build.rule_of('reject'), options)
   held = pool.Pool(loop, weights, over, rows=4, length=16, stops=0)
+  how = lambda i: sampling.Sampling(0.8 * (i % 2), seed=1)
   waiting = collections.deque(
-    (i, x, requests.Wanted(4 + i, sampling.Sampling(0.8 * (i % 2), seed=1)))
+    (i, x._replace(new=4 + i, sampling=how(i)))
     for i, x in enumerate(requests.items(fakes.prompts(8, vocab=16)))
   )
-  one, item, asked = waiting[0]
-  held.begin([one], [item], [asked])
+  one, item = waiting[0]
+  held.begin([one], [item])
   assert not held.advance(1) and held.news().keys() == {one}
   held.cancel([one])
   return sorted((i, x.tokens) for i, x in held.answers(waiting))

@@ -13,8 +13,10 @@ from tests import fakes
 
 V, L, N, ROWS = 13, 48, 12, 3
 # Requests that differ in everything.
-ASKED = [
-  requests.Wanted(
+ITEMS = [
+  requests.Item(
+    tokens,
+    100 + i,
     new=5 + 7 * i % 19,
     sampling=sampling.Sampling(
       temperature=0.9 * (i % 3 > 0),
@@ -24,13 +26,8 @@ ASKED = [
     ),
     stop_ids=[i % V, 12][: i % 3],
   )
-  for i in range(N)
+  for i, tokens in enumerate(fakes.prompts(N, vocab=V, seed=1))
 ]
-ITEMS = requests.items(fakes.prompts(N, vocab=V, seed=1), range(100, 100 + N))
-
-
-def wanted(some=range(N)):
-  return [ASKED[i] for i in some]
 
 
 @pytest.fixture(scope='module')
@@ -46,7 +43,7 @@ def table():
 def batch(table):
   """(request, output) of all requests at once, on the host."""
   loop, weights = table
-  request = requests.make(ITEMS, wanted(), gamma=2, length=L)
+  request = requests.make(ITEMS, gamma=2, length=L)
   generate = decode.programs(*loop[:4]).generate
   return request, jax.device_get(generate(weights, request))
 
@@ -55,7 +52,7 @@ def refill(held, left, items=ITEMS):
   """Gives free rows the first of `left`, which it removes."""
   while left and held.free:
     some = [left.pop(0) for _ in range(min(held.part, held.free, len(left)))]
-    held.begin(some, [items[i] for i in some], wanted(some))
+    held.begin(some, [items[i] for i in some])
 
 
 def drain(held, left=(), *, most=None, items=ITEMS):
@@ -108,10 +105,10 @@ def test_what_is_cancelled_leaves_no_trace(table, batch):
 
 def test_a_row_may_draft_less_than_others(table, batch):
   """And nothing: plain decoding. Greedy rows say the same."""
-  some = [i for i in range(N) if not ASKED[i].sampling.temperature][:3]
+  some = [i for i in range(N) if not ITEMS[i].sampling.temperature][:3]
   held = pool.Pool(*table, rows=ROWS, length=L, stops=2)
   for i, drafts in zip(some, (0, 9, 1), strict=True):
-    held.begin([i], [ITEMS[i]], [ASKED[i]._replace(drafts=drafts)])
+    held.begin([i], [ITEMS[i]._replace(drafts=drafts)])
   found = drain(held)
   longest = [int((found[i].info.proposed_BK[0] > 0).sum()) for i in some]
   assert longest == [0, 2, 1]
@@ -120,9 +117,8 @@ def test_a_row_may_draft_less_than_others(table, batch):
 
 
 def test_a_call_ends_with_a_row_or_after_so_many_windows(table):
-  programs, asked = decode.programs(*table[0][:4]), wanted(range(4))
-  request = requests.make(ITEMS[:4], asked, gamma=2, length=L)
-  weights = table[1]
+  programs, weights = decode.programs(*table[0][:4]), table[1]
+  request = requests.make(ITEMS[:4], gamma=2, length=L)
   calls = lambda info: np.asarray(info.calls_B).tolist()
   held = programs.start(weights, request)
   held = programs.advance(weights, request, *held, np.int32(2))
@@ -217,7 +213,7 @@ def test_prompts_are_read_between_windows(table, batch):
   some = sorted(range(N), key=lambda i: len(ITEMS[i].tokens))
   assert len(ITEMS[some[-1]].tokens) > 3  # three chunks, and the last token
   refill(held, [some[0]])
-  held.begin([some[-1]], [ITEMS[some[-1]]], wanted([some[-1]]), 0)
+  held.begin([some[-1]], [ITEMS[some[-1]]], 0)
   assert held.busy and held.free == ROWS - 2
   for _ in range(2):
     assert held.advance(1) == [] and some[-1] not in held.news()
@@ -226,7 +222,7 @@ def test_prompts_are_read_between_windows(table, batch):
   check(found, batch)
   # Cancelled while it is read, it never had a row.
   refill(held, [0])
-  held.begin([1], [ITEMS[1]], wanted([1]), 0)
+  held.begin([1], [ITEMS[1]], 0)
   held.cancel([1])
   assert sorted(drain(held, [2, 1])) == [0, 1, 2]
 
@@ -238,10 +234,10 @@ def test_what_is_read_takes_turns_and_a_short_prompt_overtakes(table, batch):
   chunks = [len(ITEMS[i].tokens) - 1 for i in long]
   assert chunks[-1] >= 3 and len(ITEMS[short].tokens) <= 2
   for i in long[:3]:
-    held.begin([i], [ITEMS[i]], wanted([i]), 0)
-  held.begin([short], [ITEMS[short]], wanted([short]), 1)
+    held.begin([i], [ITEMS[i]], 0)
+  held.begin([short], [ITEMS[short]], 1)
   assert held.free == 5 and [*held._row] == [short]
-  held.begin([long[3]], [ITEMS[long[3]]], wanted([long[3]]), 0)
+  held.begin([long[3]], [ITEMS[long[3]]], 0)
   assert held.free == 0  # as many are read as may be
   found, before = {}, sum(chunks)
   for turn in range(before):
@@ -259,7 +255,7 @@ def test_what_is_cancelled_is_read_no_further(table):
   held = pool.Pool(*in_chunks(table, 1), rows=ROWS, length=L, stops=2)
   longest = max(range(N), key=lambda i: len(ITEMS[i].tokens))
   refill(held, [some := (longest + 1) % N])
-  held.begin([longest], [ITEMS[longest]], wanted([longest]), 0)
+  held.begin([longest], [ITEMS[longest]], 0)
   assert held.advance(9) == [] and held.free == ROWS - 2  # a chunk, a window
   held.cancel([some, longest])
   assert held.free == ROWS and not held.busy
@@ -268,7 +264,7 @@ def test_what_is_cancelled_is_read_no_further(table):
 def test_of_two_that_are_read_one_is_cancelled(table, batch):
   held = pool.Pool(*in_chunks(table, 1), rows=9, length=L, stops=2)
   assert held.part == 2
-  held.begin([0, 1], [ITEMS[i] for i in (0, 1)], wanted([0, 1]), 0)
+  held.begin([0, 1], ITEMS[:2], 0)
   held.cancel([0])
   found = drain(held)
   assert [*found] == [1] and held.free == 9
@@ -358,7 +354,7 @@ def test_sources_belong_to_their_requests(x64):
   loop = decode.Loop(world.target, *base.PLAIN[1::-1], base.OPTIONS)
   items = [x._replace(source=[1 + i] * (1 + i)) for i, x in enumerate(ITEMS)]
   items, sizes = items[:5], dict(length=L, sources=16, stops=2)
-  request = requests.make(items, wanted(range(5)), **sizes)
+  request = requests.make(items, **sizes)
   generate = decode.programs(*loop[:4]).generate
   out = jax.device_get(generate(world.weights, request))
   held = pool.Pool(loop, world.weights, rows=8, **sizes)

@@ -12,8 +12,7 @@ MODEL = types.SimpleNamespace(ids=10, context=64)
 
 
 def make(prompts, new=4, numbers=None, **changes):
-  wanted, shape = base.wanted(len(prompts), new, **changes)
-  return requests.make(requests.items(prompts, numbers), wanted, **shape)
+  return base.request_of(requests.items(prompts, numbers), new, **changes)
 
 
 @pytest.mark.parametrize(
@@ -57,14 +56,14 @@ def test_a_batch_is_what_was_asked():
 
 
 def test_stop_ids_of_each_prompt():
-  each = [requests.Wanted(4, stop_ids=x) for x in ([7, 3], [], (4,))]
-  some = requests.items([[1], [2], [3]]), each
-  stops = requests.make(*some).stop_BX.tolist()
+  stops = [7, 3], [], (4,)
+  some = [requests.Item([1], 0, new=4, stop_ids=x) for x in stops]
+  stops = requests.make(some).stop_BX.tolist()
   assert stops == [[3, 7], [-1, -1], [4, -1]]
-  wide = requests.make(*some, rows=4, stops=3).stop_BX.tolist()
+  wide = requests.make(some, rows=4, stops=3).stop_BX.tolist()
   assert wide == [[3, 7, -1], [-1] * 3, [4, -1, -1], [-1] * 3]
   with pytest.raises(AssertionError, match='2 stop ids, room for 1'):
-    requests.make(*some, stops=1)
+    requests.make(some, stops=1)
 
 
 def test_rows_with_a_prediction_and_without():

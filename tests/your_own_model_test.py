@@ -98,7 +98,7 @@ def stale(*blocks):
   model, params = found['make'](vocab=13, dtype='float32', seed=1)
   # One row has an end to its prompt that the other has not.
   prompts = [[1, 2, 1, 2], [4, 5, 6, 7, 8, 4]]
-  request = requests.make(requests.items(prompts), requests.Wanted(12), gamma=3)
+  request = requests.make(requests.items(prompts, new=12), gamma=3)
   weights = types.Weights(params)
   options = decode.Options(chunk=8, widths=())
   with pytest.raises(debug.Finding) as error, jax.debug_nans(False):

@@ -167,10 +167,9 @@ def request(
   if m.start is not None:
     text, source = [m.start], [3] * s.source
   text = [x % m.ids for x in text]
-  item = requests.Item(text, 0, source=source)
-  wanted = requests.Wanted(new)
+  item = requests.Item(text, 0, source=source, new=new)
   slots = slots or room(m, s)
-  return requests.make([item] * rows, wanted, gamma=gamma, length=slots)
+  return requests.make([item] * rows, gamma=gamma, length=slots)
 
 
 def room(m: load.LanguageModel, s: Sizes) -> int:

@@ -151,8 +151,8 @@ def drafting_begins(engine, texts) -> float:
   room = _READ + _LONGEST.value + engine.drafter.gamma
   p, took = engine.programs, []
   for text in (texts[0], *texts):  # the first compiles
-    item, wanted = requests.Item(text, 0), requests.Wanted(1)
-    request = requests.make([item], wanted, length=room, mixed=True)
+    item = requests.Item(text, 0, new=1)
+    request = requests.make([item], length=room, mixed=True)
     given = engine.weights, jax.device_put(request)
     reading = jax.block_until_ready(p.read(*given, p.opened(*given)))
     took.append(parts.timed(p.begin, *given, reading)[0])

@@ -97,8 +97,8 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
   def batches(work):
     out = []
     for i in range(0, len(work), rows):
-      some, wanted = zip(*work[i : i + rows], strict=True)
-      request = requests.make(some, wanted, gamma=gamma, rows=rows, **sizes)
+      some = work[i : i + rows]
+      request = requests.make(some, gamma=gamma, rows=rows, **sizes)
       placed = requests.place(request, engine.target.layout)
       done = engine.programs.generate(engine.weights, placed)
       done = hosts.fetch(done)
@@ -106,8 +106,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
     return out
 
   def in_a_pool(work):
-    waiting = ((i, *pair) for i, pair in enumerate(work))
-    found = dict(held.answers(collections.deque(waiting)))
+    found = dict(held.answers(collections.deque(enumerate(work))))
     return [found[i].tokens for i in range(len(work))]
 
   ways = {'batches': batches, 'pool': in_a_pool}
@@ -122,14 +121,14 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
       took = time.monotonic() - began
       if repeat:
         new = zip(found, work, strict=True)
-        counts[way].append(sum(len(x) - len(i.tokens) for x, (i, _) in new))
+        counts[way].append(sum(len(x) - len(i.tokens) for x, i in new))
         seconds[way].append(took)
         texts[way].append(found)
   return counts, seconds, texts
 
 
 def asked(engine, items, s: settings_lib.Settings, rng, most: int):
-  """Lists each request's (prompt, what is asked of it), in any order."""
+  """Lists the requests, in any order."""
   order = rng.permutation(_REQUESTS.value)
   limits = rng.integers(_SHORTEST, most, len(order), endpoint=True)
   work = []
@@ -138,7 +137,7 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
     settings = completion.Settings(
       s.sampling.temperature, max_new_tokens=int(new)
     )
-    work.append((item, api.ask(engine.target, item, settings).wanted))
+    work.append(api.ask(engine.target, item, settings).item)
   return work
 
 

@@ -183,9 +183,9 @@ def filled(items: Sequence[requests.Item], rows: int) -> list[requests.Item]:
 
 def _group(arms, plan: Plan, items, new: int) -> Group:
   target = arms[0].engine.target
+  asked = dict(sampling=plan.sampling, stop_ids=target.tokenizer.eos_ids)
   made = requests.make(
-    items,
-    requests.Wanted(new, plan.sampling, target.tokenizer.eos_ids),
+    [item._replace(new=new, **asked) for item in items],
     gamma=max(arm.gamma for arm in arms),
     length=plan.buffer,
     sources=plan.sources or None,

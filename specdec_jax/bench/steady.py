@@ -40,8 +40,9 @@ def measure(
   found = queues(plan)
 
   def run(arm: plan_lib.Arm, g: int, new: int):
-    wanted = requests.Wanted(new, plan.sampling, ends, arm.gamma)
-    return timed(pools[id(arm.engine)], [(x, wanted) for x in found[g]])
+    asked = dict(sampling=plan.sampling, stop_ids=ends, drafts=arm.gamma)
+    queue = [x._replace(new=new, **asked) for x in found[g]]
+    return timed(pools[id(arm.engine)], queue)
 
   for arm in printing.track(arms, f'compiling for batches of {rows}'):
     run(arm, 0, 1)
@@ -71,8 +72,8 @@ def measure(
 
 def timed(held: pool.Pool, queue) -> tuple[int, float, dict]:
   """Returns tokens, seconds, and what ended meanwhile by index; queue has more
-  (prompt, what is asked) than rows, and the last are cancelled."""
-  waiting = collections.deque((i, *pair) for i, pair in enumerate(queue))
+  items than rows, and the last are cancelled."""
+  waiting = collections.deque(enumerate(queue))
   held.refill(waiting)
   held.news()  # returns when the prompts are read
 

@@ -18,7 +18,6 @@ from specdec_jax.models import lm
 
 # Largest allowed error of a probability, by whether floats are float64.
 BOUNDS = {False: 1e-6, True: 1e-12}
-_ANY = requests.Wanted(1).drafts  # as many as a window has
 # The drafter whose windows are trees.
 TREE = 'tree'
 
@@ -269,30 +268,37 @@ def make_request(
 ) -> decode.Request:
   """Makes a batch of prompts, with sources if the models have encoders.
 
-  new: tokens to emit, at most. request: each prompt's number. settings: for
-  `wanted`, and the shape that requests.make takes.
+  new, settings: as request_of takes them. request: each prompt's number.
   """
-  each, shape = wanted(len(prompts), new, **settings)
-  return requests.make(items(world, prompts, request), each, **shape)
+  return request_of(items(world, prompts, request), new, **settings)
 
 
-def wanted(
-  count: int, new, *, stop_ids=(), drafts=_ANY, **settings
-) -> tuple[list[requests.Wanted], dict[str, Any]]:
-  """Makes `count` Wanted; also returns the settings left over.
+def request_of(
+  items: Sequence[requests.Item],
+  new,
+  *,
+  stop_ids=(),
+  drafts=requests.ANY,
+  **settings,
+) -> decode.Request:
+  """Makes a batch of items.
 
-  new, drafts and the fields of sampling.Sampling: one value, or one a prompt.
+  new, drafts and the fields of sampling.Sampling: one value, or one an item.
+  Other settings are the shape that requests.make takes.
   """
   names = [x.name for x in dataclasses.fields(sampling.Sampling)]
   names = [x for x in names if x in settings]
   sampled = functools.cache(
     lambda *values: sampling.Sampling(**dict(zip(names, values, strict=True)))
   )
-  spread = lambda x: np.broadcast_to(np.asarray(x), (count,)).tolist()
+  spread = lambda x: np.broadcast_to(np.asarray(x), (len(items),)).tolist()
   given = new, drafts, *map(settings.pop, names)
-  rows = zip(*map(spread, given), strict=True)
-  each = [requests.Wanted(n, sampled(*x), stop_ids, d) for n, d, *x in rows]
-  return each, settings
+  rows = zip(items, *map(spread, given), strict=True)
+  each = [
+    x._replace(new=n, sampling=sampled(*how), stop_ids=stop_ids, drafts=d)
+    for x, n, d, *how in rows
+  ]
+  return requests.make(each, **settings)
 
 
 def items(world: World, prompts, numbers=None) -> list[requests.Item]:

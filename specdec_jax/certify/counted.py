@@ -87,7 +87,7 @@ def _tests(
 
   exact: (prompt, n) -> the joint distribution of n tokens, [V] * n.
   rows: in a batch, which is decoded again and again with other request numbers.
-  asked: as base.wanted takes it.
+  asked: as base.request_of takes it.
   """
   gamma = pair.drafter.gamma
   new = _length(gamma, world.vocab)

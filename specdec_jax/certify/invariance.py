@@ -169,9 +169,8 @@ def _same_in_a_pool(
   batch: compare with one batch of all, too.
   """
   prompts = base.ragged_prompts(amount, VOCAB, seed, base.LONGEST)
-  items = base.items(world, prompts, range(seed, seed + amount))
-  each = [
-    requests.Wanted(
+  items = [
+    item._replace(
       new=1 + 5 * i % NEW,
       sampling=sampling.Sampling(
         temperature=0.9 * (i % 3 > 0),
@@ -181,7 +180,9 @@ def _same_in_a_pool(
       stop_ids=[i % VOCAB] * (i % 2),
       drafts=i % 3 if i % 5 == 4 else pair.drafter.gamma,
     )
-    for i in range(amount)
+    for i, item in enumerate(
+      base.items(world, prompts, range(seed, seed + amount))
+    )
   ]
   loop = decode.Loop(world.target, pair.drafter, pair.rule, NARROW)
   weights, gamma = world.with_draft(pair), pair.drafter.gamma
@@ -191,21 +192,21 @@ def _same_in_a_pool(
   for i in range(amount):
     if i % 4 == 3:
       items[i] = items[i]._replace(tokens=(*alone[i - 1], *items[i].tokens))
-    ((_, one),) = held.answers(collections.deque([(i, items[i], each[i])]))
+    ((_, one),) = held.answers(collections.deque([(i, items[i])]))
     base.check_finite(one.info)
     alone.append(one.tokens)
   order = np.random.default_rng(seed).permutation(amount).tolist()
-  waiting = collections.deque((i, items[i], each[i]) for i in order)
+  waiting = collections.deque((i, items[i]) for i in order)
   found = dict(held.answers(waiting))
   got = [found[i].tokens for i in range(amount)]
   tried += base.same_texts(got, alone, 'two read together: not as alone')
   if batch:
-    request = requests.make(items, each, gamma=gamma, **sizes)
+    request = requests.make(items, gamma=gamma, **sizes)
     out = decode.programs(*loop[:4]).generate(weights, request)
     tried += base.same_texts(alone, base.texts(out), 'not as in a batch')
   sizes |= dict(rows=(FEW, ROWS), prefix_caching=True)
   held = pool.Pool(loop, weights, **sizes)
-  found = _in_flight(held, items, each, np.random.default_rng(seed))
+  found = _in_flight(held, items, np.random.default_rng(seed))
   got = [found[i].tokens for i in range(amount)]
   tried += base.same_texts(got, alone, 'not as alone')
   if world.target.encode is None and not held.cached_tokens:
@@ -213,7 +214,7 @@ def _same_in_a_pool(
   return tried, held.cached_tokens
 
 
-def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
+def _in_flight(held: pool.Pool, items, rng) -> dict[int, requests.Ended]:
   """Answers requests in any order; rows wait, begin again, or go on at once."""
   first = [i for i in range(len(items)) if i % 4 != 3]
   waiting = collections.deque(rng.permutation(first).tolist())
@@ -221,7 +222,7 @@ def _in_flight(held: pool.Pool, items, each, rng) -> dict[int, requests.Ended]:
   while waiting or held.busy:
     while waiting and held.free and rng.random() < 0.8:
       running.add(i := waiting.popleft())
-      held.begin([i], [items[i]], [each[i]], int(rng.integers(3)))
+      held.begin([i], [items[i]], int(rng.integers(3)))
     ended = held.advance(int(rng.integers(1, 4)))
     done = [i for i in ended if rng.random() < 0.8]
     found |= zip(done, held.take(done), strict=True)

@@ -95,12 +95,11 @@ def lower(
     made = method.Method(
       lm_drafter.make(q, gamma=s.gamma, levels=levels), draft_params
     )
-  item = requests.Item([1, 2, 3], 0)
+  item = requests.Item([1, 2, 3], 0, new=1)
   if p.encode is not None:
-    item = requests.Item([0], 0, source=[1] * SOURCE)
+    item = requests.Item([0], 0, source=[1] * SOURCE, new=1)
   request = requests.make(
     [item] * s.rows,
-    requests.Wanted(1),
     gamma=made.drafter.gamma,
     length=s.slots,
     mixed=True,

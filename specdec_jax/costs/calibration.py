@@ -186,9 +186,7 @@ def _request(engine, rows: int = 1) -> decode.Request:
   text = (np.arange(start) % target.ids).tolist()
   source = text if target.model.encode else ()
   rows = requests.rows_on(target.layout, rows)
-  request = requests.make(
-    [requests.Item(text, 0, source=source)] * rows,
-    requests.Wanted(min(WINDOWS, target.context - start)),
-    gamma=gamma,
-  )
+  new = min(WINDOWS, target.context - start)
+  item = requests.Item(text, 0, source=source, new=new)
+  request = requests.make([item] * rows, gamma=gamma)
   return requests.place(request, target.layout)

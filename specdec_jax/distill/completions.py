@@ -93,16 +93,17 @@ def generate(
   heat = lambda x: data.temperatures[x.number % len(data.temperatures)]
   first = lambda i: (i // _SORTED, heat(prompts[i]), len(prompts[i].tokens))
   waiting = collections.deque(sorted(range(len(prompts)), key=first))
+  asked = lambda x: x._replace(
+    new=data.length - len(x.tokens),
+    sampling=sampling.Sampling(heat(x), seed=seed),
+    stop_ids=stop_ids,
+  )
   read = _reader(taps, target.lm_config)
   while waiting or held.busy:
     # A part costs the same for few prompts.
     while waiting and held.free >= (count := min(held.part, len(waiting))):
       some = [waiting.popleft() for _ in range(count)]
-      items = [prompts[i] for i in some]
-      how = lambda x: sampling.Sampling(heat(x), seed=seed)
-      new = lambda x: data.length - len(x.tokens)
-      wanted = [requests.Wanted(new(x), how(x), stop_ids) for x in items]
-      held.begin(some, items, wanted)
+      held.begin(some, [asked(prompts[i]) for i in some])
     ended = held.advance()
     # A read costs the same for few rows; the last ones are read together.
     last = not waiting and len(ended) + held.free == held.rows

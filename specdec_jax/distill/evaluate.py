@@ -36,10 +36,15 @@ def make(
   the real one.
   """
   sampled = sampling.Sampling(judge.temperature, seed=seed)
-  ends = target.tokenizer.eos_ids
-  room = [requests.check(x, target, judge.new_tokens) for x in held_out]
-  wanted = [requests.Wanted(new, sampled, ends) for new in room]
-  request = requests.make(held_out, wanted, gamma=judge.gamma)
+  asked = [
+    x._replace(
+      new=requests.check(x, target, judge.new_tokens),
+      sampling=sampled,
+      stop_ids=target.tokenizer.eos_ids,
+    )
+    for x in held_out
+  ]
+  request = requests.make(asked, gamma=judge.gamma)
   request: decode.Request = requests.place(request, target.layout)
   engine = build.engine(target, drafter(judge.gamma))
 

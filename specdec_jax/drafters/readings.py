@@ -201,8 +201,8 @@ def own_text(target: load.LanguageModel) -> decode.Request:
   count = requests.rows_on(target.layout, len(PROMPTS))
   some = itertools.islice(itertools.cycle(PROMPTS), count)
   prompts = [requests.encode(tokenizer, words, chat=chat) for words in some]
-  wanted = requests.Wanted(BEGUN + DRAFTS - 1)
-  request = requests.make(requests.items(prompts), wanted)
+  items = requests.items(prompts, new=BEGUN + DRAFTS - 1)
+  request = requests.make(items)
   request = requests.place(request, target.layout)
   plain = decode.programs(target.model, decode.PLAIN, reject.RULE)
   made = plain.generate(types.Weights(target.params), request)

@@ -72,7 +72,7 @@ class Asked(NamedTuple):
   """A body, read and checked.
 
   chat: a conversation goes on; else texts.
-  items, each: each prompt `n` times, and what is asked of its row.
+  items: each prompt `n` times.
   top: how many of the likeliest tokens each token's place names; None: no
     log-probabilities either.
   stream, usage: answer in pieces; the last has the usage.
@@ -80,7 +80,6 @@ class Asked(NamedTuple):
 
   chat: bool
   items: list[requests.Item]
-  each: list[requests.Wanted]
   settings: completion.Settings
   top: int | None
   stream: bool
@@ -150,13 +149,12 @@ def _asked(given: dict[str, Any], served: Served, chat: bool, plain: bool):
   if asked.prediction:
     build.check_prediction(engine)
   items, room = api.items_of(engine.target, prompts, asked), served.context
-  rows = [api.ask(engine.target, x, asked, room) for x in items]
-  items, each = [x.item for x in rows], [x.wanted for x in rows]
+  items = [api.ask(engine.target, x, asked, room).item for x in items]
   if plain:
-    each = [wanted._replace(drafts=0) for wanted in each]
+    items = [item._replace(drafts=0) for item in items]
   top = _top(given, engine.options.logprobs, chat)
   usage = _usage_wanted(given, stream)
-  return Asked(chat, items, each, asked, top, stream, usage)
+  return Asked(chat, items, asked, top, stream, usage)
 
 
 def _settings(given: Mapping[str, Any], chat: bool) -> completion.Settings:

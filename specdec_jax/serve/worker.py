@@ -63,11 +63,12 @@ class Worker:
   def warm(self) -> None:
     """Compiles what the first job would wait for."""
     item = requests.item(self._engine.target, [0, 0], 0, chat=False)
+    item = item._replace(new=1)
     # The last goes on in the row of one before.
     counts = 1, *(x + 1 for x in self._pool.widths[:-1]), 1
     for count in printing.track(counts, 'Compiled'):
       for i in range(count):
-        self._pool.begin([i], [item], [requests.Wanted(1)])
+        self._pool.begin([i], [item])
       self._pool.advance(1)
       self._pool.take(range(count))
 
@@ -142,9 +143,8 @@ class Worker:
         job.began, stop = time.monotonic(), job.asked.settings.stop
         self.running[job] = completion.Reader(tokenizer, stop)
       items = [job.asked.items[job.index] for job in jobs]
-      each = [job.asked.each[job.index] for job in jobs]
       # One chunk, so that many short prompts begin together.
-      self._pool.begin(jobs, items, each, 1)
+      self._pool.begin(jobs, items, 1)
     if len({id(job.asked) for job in self.running}) > 1:
       for job in self.running:
         job.alone = False

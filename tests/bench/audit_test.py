@@ -51,11 +51,8 @@ def faulty(table, noise=1e-4, offset=-1):
 
 def run(model, params, *, request=0, **sampled):
   """Plain decoding of PROMPT, 8 tokens."""
-  request = requests.make(
-    [requests.Item(PROMPT, request)],
-    requests.Wanted(8, sampling_lib.Sampling(**sampled)),
-    length=LENGTH,
-  )
+  item, how = requests.Item(PROMPT, request), sampling_lib.Sampling(**sampled)
+  request = requests.make([item._replace(new=8, sampling=how)], length=LENGTH)
   programs = decode.programs(model, decode.PLAIN, coupled.RULE)
   out = programs.generate(types.Weights(params), request)
   return np.asarray(out.tokens_BL)[0, 3 : int(out.lengths_B[0])].tolist()

@@ -25,11 +25,8 @@ def test_alpha_is_the_mean_overlap():
   e = build.engine(target, draft, gamma=2)
   model = target.model
   tokens = np.random.default_rng(0).integers(0, 256, 40)
-  request = requests.make(
-    requests.items([tokens[:10]]),
-    requests.Wanted(30, sampling.Sampling(1.0)),
-    length=48,
-  )
+  how = dict(new=30, sampling=sampling.Sampling(1.0))
+  request = requests.make(requests.items([tokens[:10]], **how), length=48)
   request.tokens_BL[0, :40] = tokens
   options = decode.Options(chunk=16)
   loop = e.loop._replace(rule=lenient.make(0.5), options=options)
@@ -319,9 +316,7 @@ def test_means_are_over_the_text(monkeypatch, rule, want):
 
 def test_walk_proposes_at_every_prefix():
   tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
-  request = requests.make(
-    requests.items([tokens[:5]]), requests.Wanted(6), length=16
-  )
+  request = requests.make(requests.items([tokens[:5]], new=6), length=16)
   request.tokens_BL[0, : len(tokens)] = tokens
   drafter = lookup.make(gamma=2, min_match=2, max_match=3)
   loop = decode.Loop(table_model.make(16), drafter, reject.RULE)

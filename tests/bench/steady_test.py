@@ -48,9 +48,9 @@ def test_the_clock_runs_while_all_rows_have_requests(monkeypatch):
     return 2.0, out
 
   monkeypatch.setattr(steady.parts, 'timed', timed)
-  items = requests.items([(1, 2, i) for i in range(4)])
-  asked = map(requests.Wanted, (3, 5, 4, 9))
-  found = steady.timed(held, [*zip(items, asked, strict=True)])
+  news = enumerate((3, 5, 4, 9))
+  queue = [requests.Item((1, 2, i), i, new=new) for i, new in news]
+  found = steady.timed(held, queue)
   # Plain decoding emits a token a window: five in both rows.
   assert found[:2] == (10, 2.0) and found[2].keys() == {0, 1}
   assert free == [0, 0]

@@ -55,12 +55,12 @@ def test_they_are_those_of_a_pass_over_the_text(world):
 @pytest.mark.more
 def test_a_chat_is_drafted_for_as_if_it_was_read(world):
   loop, weights = world
-  items = requests.items(fakes.prompts(2, vocab=eagle_test.IDS), [7, 8])
-  wanted = requests.Wanted(9, sampling.Sampling(1.0, seed=3))
+  how = dict(new=9, sampling=sampling.Sampling(1.0, seed=3))
+  items = requests.items(fakes.prompts(2, vocab=eagle_test.IDS), [7, 8], **how)
   sizes = dict(rows=2, length=L, stops=1)
 
   def ended(held, item):
-    ((_, found),) = held.answers(collections.deque([(0, item, wanted)]))
+    ((_, found),) = held.answers(collections.deque([(0, item)]))
     return found
 
   held, sizes_of = pool.Pool(loop, weights, prefix_caching=True, **sizes), []

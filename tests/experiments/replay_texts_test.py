@@ -26,7 +26,7 @@ TARGET = table_model.table(0, V)
 DRAFT = TARGET + 0.6 * table_model.table(1, V)
 RNG = np.random.default_rng(0)
 ITEMS = requests.items(
-  RNG.integers(0, EOS, 1 + i % 3).tolist() for i in range(ROWS)
+  [RNG.integers(0, EOS, 1 + i % 3).tolist() for i in range(ROWS)]
 )
 ITEMS = tuple(item._replace(id=f'id {item.number}') for item in ITEMS)
 BENCH = types_lib.SimpleNamespace(batch_size=ROWS)
@@ -60,8 +60,9 @@ def recorded(temperature=0.8, seed=7, draft=DRAFT):
 def decoded(rule, temperature, seed):
   """Info of real windows of GAMMA drafts."""
   e = engine(GAMMA, rule)
-  wanted = requests.Wanted(NEW, sampled(temperature, seed), (EOS,))
-  request = requests.make(ITEMS, wanted, gamma=GAMMA)
+  how = dict(new=NEW, sampling=sampled(temperature, seed), stop_ids=(EOS,))
+  items = [item._replace(**how) for item in ITEMS]
+  request = requests.make(items, gamma=GAMMA)
   return jax.device_get(e.programs.generate(e.weights, request)).info
 
 

@@ -14,10 +14,10 @@ from specdec_jax import (
   decode,
   forward,
   requests,
-  sampling,
   sharding,
   types,
 )
+from specdec_jax.certify import base
 from specdec_jax.chips import hlo
 from specdec_jax.costs import scripted
 from specdec_jax.drafters import eagle, early_exit, hybrid
@@ -48,12 +48,8 @@ def wild(config, seed: int):
 
 
 def request_of(sources=SOURCES, new=NEW, gamma=0, **more):
-  return requests.make(
-    [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
-    requests.Wanted(new, sampling.Sampling(**more)),
-    gamma=gamma,
-    length=L,
-  )
+  items = [requests.Item([0], i, source=x) for i, x in enumerate(sources)]
+  return base.request_of(items, new, gamma=gamma, length=L, **more)
 
 
 def plain_text(config, params, request):
@@ -264,8 +260,7 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
     for row, end in zip(golden['source'], golden['lengths'], strict=True)
   ]
   request = requests.make(
-    [requests.Item([0], i, source=x) for i, x in enumerate(sources)],
-    requests.Wanted(24),
+    [requests.Item([0], i, source=x, new=24) for i, x in enumerate(sources)]
   )
   params = tiny.params(reader, config)
   logits = tiny.logits(config, params, golden['tokens'], request.source)

@@ -360,7 +360,7 @@ class Stuck:
   def __init__(self):
     self.left, self.cancelled = threading.Event(), []
 
-  def begin(self, tickets, items, wanted, most):
+  def begin(self, tickets, items, most):
     self.free = 0
 
   def advance(self, most):
@@ -502,10 +502,10 @@ def test_no_answer_waits_for_a_program():
   work.warm()
   parts = *engine.programs, rows._put, pool._resumed
   sizes = lambda: [x._cache_size() for x in parts]
-  before, item = sizes(), requests.item(engine.target, [1, 2], 0, chat=False)
+  before, item = sizes(), requests.Item([1, 2], 0, new=3)
   for count in (1, 2, small.ROWS, 1):
     for i in range(count):
-      rows.begin([i], [item], [requests.Wanted(3)], 1)
+      rows.begin([i], [item], 1)
     while len(rows.ended) < count:
       rows.advance(1)
     rows.take(range(count))

@@ -81,7 +81,7 @@ class World:
     return batch.write(self.output, task, batch.begun(self.output, task))
 
   def answers(self, engine, asked, rows):
-    items, each, _ = zip(*asked, strict=True)
+    items, each = zip(*asked, strict=True)
     assert rows == self.rows
     self.asked += items
     self.each |= zip([x.number for x in items], each, strict=True)

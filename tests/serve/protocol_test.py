@@ -23,11 +23,11 @@ def read(body, *, plain=False, logprobs=2):
 
 def test_defaults_are_those_of_openai():
   text, chat = read(TEXT), read(CHAT)
-  assert [x.new for x in text.each] == [16]
+  assert [x.new for x in text.items] == [16]
   room = small.LENGTH - len(chat.items[0].tokens)
-  assert [x.new for x in chat.each] == [room]
+  assert [x.new for x in chat.items] == [room]
   for asked in (text, chat):
-    wanted = asked.each[0]
+    wanted = asked.items[0]
     how = wanted.sampling
     assert (how.temperature, how.top_k, how.top_p) == (1.0, 0, 1.0)
     assert not asked.stream and not asked.usage and asked.top is None
@@ -44,7 +44,7 @@ def test_what_is_asked_for_reaches_the_row():
   )  # fmt: skip
   asked = read(body, plain=True)
   tokenizer = small.engine().target.tokenizer
-  for wanted in asked.each:
+  for wanted in asked.items:
     assert (wanted.new, wanted.drafts) == (5, 0)
     how = wanted.sampling
     assert (how.temperature, how.top_k, how.top_p) == (0.5, 3, 0.9)
@@ -54,7 +54,7 @@ def test_what_is_asked_for_reaches_the_row():
   assert one.tokens == two.tokens == tokenizer.encode('Hi')
   assert one.number != two.number
   assert asked.stream and asked.usage
-  assert read(body).each[0].drafts > 100
+  assert read(body).items[0].drafts > 100
 
 
 def test_a_conversation_goes_through_the_template():
@@ -62,7 +62,7 @@ def test_a_conversation_goes_through_the_template():
   text = small.engine().target.tokenizer.decode(asked.items[0].tokens)
   assert text == 'user: Hi\n'
   same = read({'messages': [USER], 'max_completion_tokens': 3})
-  assert same.items == asked.items and same.each[0].new == 3
+  assert same.items == asked.items and same.items[0].new == 3
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_what_asks_for_nothing_is_taken(more):
   same = dict(max_tokens=3, seed=7)
   for body in (TEXT, CHAT):
     with_it, without = read(body | same | more), read(body | same)
-    assert with_it == without and with_it.each[0].new == 3
+    assert with_it == without and with_it.items[0].new == 3
 
 
 def test_what_asks_for_nothing_in_a_message_or_a_text():
@@ -254,7 +254,7 @@ def test_tokens_that_differ_have_names_that_do():
 
 def asked_of(*, chat: bool) -> protocol.Asked:
   settings = completion.Settings()
-  return protocol.Asked(chat, [], [], settings, protocol.TOP, False, False)
+  return protocol.Asked(chat, [], settings, protocol.TOP, False, False)
 
 
 def test_an_answer_with_log_probabilities():
