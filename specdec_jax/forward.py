@@ -217,20 +217,17 @@ def prefill(
   cache,
   *,
   chunk: int,
-  taps: tuple[int, ...] = (),
 ):
   """Reads the first count_B tokens of every row, `chunk` at a time.
 
   The number of chunks is traced: prompts of every length share one program.
-  Never applies the head. Returns (cache, features_BLE), None without taps.
+  Never applies the head. Returns the cache.
 
   model: or a function that makes it from a chunk's indices [T], for one that
     reads more than tokens (models.eagle). cache: a slot for each token.
   """
-  prompt = model, params, tokens_BL
-  reading = opened(*prompt, cache, chunk, taps)
-  reading = read_on(*prompt, count_B, reading, chunk, taps)
-  return reading.cache, reading.features_BLE(tokens_BL)
+  reading = Reading(jnp.int32(0), cache)
+  return read_on(model, params, tokens_BL, count_B, reading, chunk, ()).cache
 
 
 def score(

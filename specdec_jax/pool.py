@@ -301,7 +301,8 @@ class Pool:
     while waiting and self.free:
       count = min(self.part, self.free, len(waiting))
       some = [waiting.popleft() for _ in range(count)]
-      self.begin(*zip(*some, strict=True))
+      tickets, items = zip(*some, strict=True)
+      self.begin(tickets, items)
 
   def answers(
     self, waiting: collections.deque[tuple[Any, requests.Item]]

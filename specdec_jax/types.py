@@ -199,10 +199,6 @@ class Outcome(NamedTuple):
   path_BK: Array | None = None
 
 
-def _no_children(*_):
-  raise AssertionError('this noise is of chains')
-
-
 class Noise(NamedTuple):
   """All randomness of one window, keyed by request (see sampling.noise).
 
@@ -220,7 +216,7 @@ class Noise(NamedTuple):
   accept_BK: Array
   draft: Callable[[int, Array], Array]
   next: Callable[[Array, Array], Array]
-  children: Callable[..., tuple[Array, Array]] = _no_children
+  children: Any = None  # where windows are chains
 
 
 class Scores(NamedTuple):

@@ -163,6 +163,8 @@ GENERATE = [
   (dict(stop_ids=[[1], [2]]), 'stop_ids: a list of 2 for 3 prompts'),
   (dict(stop_ids=[[1], 2, [2.5]]), 'stop_ids: 2.5 is no whole number'),
   (dict(top_p=1e-50), r'top_p=.*1.?e-50'),
+  (dict(top_p=1.01), 'top_p=1.01: must be a number'),
+  (dict(top_k=-1), 'top_k=-1: must be a whole number'),
   (dict(max_new_tokens=0), 'max_new_tokens=0: must be a whole number or None'),
   (dict(seed=12345678901234567890), 'seed=12345678901234567890: must be'),
   (dict(logprobs=300), 'logprobs=300: the vocabulary has 258 tokens'),

@@ -110,11 +110,21 @@ def test_a_loaded_draft_has_a_dtype(target):
     lm.Settings(target, dtype='bfloat16')
 
 
-@pytest.mark.parametrize('rule', [None, 'rejct', 'rejct:0.5'])
-def test_a_bad_rule_is_named(target, rule):
-  meant = 'did you mean reject. ' if rule else ''
-  said = f'rule={rule}: {meant}allowed are block, coup'
-  with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(
+  'rule, message',
+  [
+    (None, 'None: allowed are block, coupled, lenient:NUMBER, reject, trav'),
+    ('rejct', 'rejct: did you mean reject. allowed are block, coup'),
+    ('rejct:0.5', 'rejct:0.5: did you mean reject. allowed are block, coup'),
+    ('lenient:1.5', 'lenient:1.5: lenience=1.5: must be a number'),
+    ('lenient:x', 'lenient:x: could not convert'),
+    ('lenient', 'lenient: needs a number, as in lenient:0.5'),
+    ('block:2', 'block:2: block takes no number'),
+    ('strict', "strict: .*, typical:NUMBER, 'file.py:name', or a types.Rule"),
+  ],
+)
+def test_a_bad_rule_is_named(target, rule, message):
+  with pytest.raises(ValueError, match=f'^rule={message}'):
     build.engine(target, rule=rule)
 
 

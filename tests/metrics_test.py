@@ -10,31 +10,10 @@ from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, work
 
 
-def trace() -> types.Info:
-  """2 wide and 1 narrow window of gamma 2, emitting 5 tokens."""
-  return types.Info(
-    hist_BN=np.array([[1, 2, 0]]),
-    proposed_BK=np.array([[2, 2]]),
-    tried_BK=np.array([[2, 2]]),
-    accepted_BK=np.array([[2, 0]]),
-    calls_B=np.array([3]),
-    widths_BN=np.array([[1, 0, 2]]),
-    second_BN=np.array([[0, 0, 1]]),
-    origin_BL=np.array([[0, 0, 1, 2, 1, 2, 4, 0]]),
-    window_BL=np.zeros((1, 8), np.int32),
-    broken_B=np.array([False]),
-    refused_BK=np.array([[5, 6]]),
-    logprob_BL=None,
-  )
-
-
-def output(info):
-  return decode.Output(None, None, info)
-
-
 def test_runs_are_joined():
-  info = trace()
-  both = metrics.join([output(info)] * 2)
+  made_BL = np.array([[0, 0, 1, 2, 1, 2, 4, 0]])
+  info = types.empty_info(1, 8, 2, 0)._replace(origin_BL=made_BL)
+  both = metrics.join([decode.Output(None, None, info)] * 2)
   assert both.hist_BN.shape == (2, 3)
   assert metrics.summary(both).emitted_tokens == 10
 

@@ -74,6 +74,10 @@ def test_rows_with_a_prediction_and_without():
   assert source.tokens_BI[:, :2].tolist() == [[0, 0], [7, 8], [0, 0]]
   assert source.lengths_B[:2].tolist() == [0, 2]
   assert requests.source_of(guessed[:1], 1) is None
+  # With a source all have one.
+  guessed[0] = guessed[0]._replace(source=[3])
+  with pytest.raises(AssertionError, match='a prompt without a source'):
+    requests.source_of(guessed, 3)
   # A pool has room for those that come later.
   assert requests.source_of(guessed[:1], 1, 32).tokens_BI.shape == (1, 32)
 

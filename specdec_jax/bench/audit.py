@@ -243,7 +243,7 @@ def _score(
   source = types.Source(source_BI, lengths_B)
   each = lambda at: jnp.full((B,), at)
   cache = forward.open_cache(model, params, B, L, source)
-  cache, _ = forward.prefill(
+  cache = forward.prefill(
     model, params, tokens_BL, each(start), cache, chunk=chunk
   )
 

@@ -121,7 +121,7 @@ def _init(
   # A prefill returns them in a wider dtype than verification does.
   features_BLE = features_BLE.astype(config.block.activations)
   slots = _room(blocks, L)
-  cache, _ = forward.prefill(
+  cache = forward.prefill(
     lambda at_T: eagle.reader(config, target, forward.at(features_BLE, at_T)),
     weights.draft,
     jnp.pad(context.tokens_BL, ((0, 0), (0, slots - L))),

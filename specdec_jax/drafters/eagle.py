@@ -141,7 +141,7 @@ def _init(
   features_BLE = features_BLE.astype(config.block.activations)
   shifted_BLE = jnp.pad(features_BLE, ((0, 0), (1, 0), (0, 0)))[:, :-1]
   some = lambda index_T: forward.at(shifted_BLE, index_T)
-  cache, _ = forward.prefill(
+  cache = forward.prefill(
     lambda index_T: _reader(config, target, params, some(index_T)),
     params,
     context.tokens_BL,

@@ -159,7 +159,7 @@ def make(
     cache = forward.open_cache(model, params, B, L, context.source)
     unread_B = jnp.maximum(context.lengths_B - 2, 0)
     unread_B = jnp.where(context.lengths_B <= model.context, unread_B, 0)
-    cache, _ = forward.prefill(
+    cache = forward.prefill(
       model, weights.draft, context.tokens_BL, unread_B, cache, chunk=chunk
     )
     return State(cache, unread_B)

@@ -22,7 +22,7 @@ from specdec_jax.certify import (
   table_model,
 )
 from specdec_jax.drafters import branch, medusa
-from specdec_jax.verify import chain, reject, traversal
+from specdec_jax.verify import chain, reject
 from tests import own_rules
 
 RULES = list(build.lossless_rules().values())
@@ -188,17 +188,6 @@ def test_a_biased_rule_is_refused_with_its_plainest_case(verify, case):
   rules = [types.Rule('much', verify)]
   row = check('window-distribution', rules, amount=400)
   assert row.passed is False and re.match(case, row.case), row.case
-
-
-@pytest.mark.more
-def test_a_rule_that_never_rejects_a_third_sibling_is_refused(monkeypatch):
-  monkeypatch.setattr(enumerated, 'SHAPES', enumerated.SHAPES[:1])
-  which = own_rules.third_sibling
-  for rule in (reject.RULE, traversal.RULE):
-    wrong = own_rules.never_rejecting(rule, which)
-    row = check('window-distribution', [wrong], LM, 60)
-    case = f'{wrong.name}, a tree of 4 .* siblings: wrong in .*, V 5; '
-    assert row.passed is False and re.match(case, row.case), row
 
 
 def test_the_trees_of_production_steps():

@@ -176,7 +176,7 @@ def test_drafts_with_its_own_weights_over_the_targets_cache(x64):
   draft, _ = proposed(world, drafter, own, state)
   target, given = world.target, world.weights.target
   tokens_BL, start_B = state.tokens_BL, state.lengths_B - 1
-  cache, _ = forward.prefill(
+  cache = forward.prefill(
     target, given, tokens_BL, start_B, target.init_cache(2, L), chunk=8
   )
   last_B1 = jnp.take_along_axis(tokens_BL, start_B[:, None], 1)

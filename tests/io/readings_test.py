@@ -140,9 +140,10 @@ def text(given, taps):
   found = readings.own_text(given)
   (B, L), read = found.tokens_BL.shape, (given.model, given.params)
   cache = given.model.init_cache(B, L)
-  _, features_BLE = forward.prefill(
-    *read, found.tokens_BL, jnp.full(B, L), cache, chunk=L, taps=taps
-  )
+  prompt = *read, found.tokens_BL
+  reading = forward.opened(*prompt, cache, L, taps)
+  reading = forward.read_on(*prompt, jnp.full(B, L), reading, L, taps)
+  features_BLE = reading.features_BLE(found.tokens_BL)
   return np.asarray(found.tokens_BL), features_BLE, found.lengths_B
 
 

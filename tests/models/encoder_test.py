@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import types as types_lib
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +30,6 @@ from tests.drafters import windows
 from tests.io import tiny
 
 V, L, NEW = 31, 24, 16
-LIMITS = types_lib.SimpleNamespace(ids=V, context=64)
 SOURCES = [[5, 6, 7, 8, 9, 10, 11], [12], [13, 14, 15, 9, 9]]
 
 
@@ -269,20 +267,6 @@ def test_logits_and_greedy_text_are_those_of_transformers(family):
   far = types.Source(golden['far'], golden['far_lengths'])
   logits = tiny.logits(config, params, golden['tokens'][:, :8], far)
   np.testing.assert_allclose(logits, golden['far_logits'], atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(
-  'source, message',
-  [
-    ([40], 'token id 40 is outside'),
-    ([1] * 65, 'source has 65 tokens'),
-  ],
-)
-def test_bad_sources_are_refused(source, message):
-  with pytest.raises(ValueError, match=message):
-    requests.check(requests.Item([0], 0, source=source), LIMITS, 1)
-  with pytest.raises(AssertionError):
-    request_of([[1], []])
 
 
 def test_a_prompt_becomes_a_source_with_its_end():

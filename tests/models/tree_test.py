@@ -101,7 +101,7 @@ def compare(model, params, nodes: int, equal):
   source = types.Source(rng.integers(0, model.vocab, (B, 9)), 5 + np.arange(B))
   cache = forward.open_cache(model, params, B, S, source)
   text_BL = jnp.asarray(rng.integers(0, model.vocab, (B, S)))
-  cache, _ = jax.jit(
+  cache = jax.jit(
     lambda cache: forward.prefill(
       model, params, text_BL, jnp.asarray(STARTS), cache, chunk=16
     )

@@ -66,26 +66,6 @@ def test_a_rule_keeps_and_emits_what_it_states(name, temperature):
       assert (emitted_V <= p_V / lenience + 2 / U).all()
 
 
-@pytest.mark.parametrize(
-  'rule, message',
-  [
-    ('lenient:1.5', '^rule=lenient:1.5: lenience=1.5: must be a number'),
-    ('lenient:x', '^rule=lenient:x: could not convert'),
-    ('lenient', '^rule=lenient: needs a number, as in lenient:0.5'),
-    ('block:2', '^rule=block:2: block takes no number'),
-    (
-      'strict',
-      'block, coupled, lenient:NUMBER, reject, traversal, '
-      'typical:NUMBER, '
-      "'file.py:name', or a types.Rule",
-    ),
-  ],
-)
-def test_a_rule_that_is_none(rule, message):
-  with pytest.raises(ValueError, match=message):
-    build.rule_of(rule)
-
-
 def test_rules_by_name():
   half = build.rule_of('lenient:0.5')
   assert half is build.rule_of('lenient:.5') and not half.lossless

@@ -70,18 +70,6 @@ def test_every_tree_of_the_quick_tier_alone_sees_a_wrong_rule(rule, which):
   assert len(seen) == 1 and seen[0].startswith(SEEN[which]), seen
 
 
-def siblings_alone(noise, draft, p_BNV):
-  """Each sibling tested as if it were the only one: biased."""
-  alone = draft._replace(q_BKV=draft.q_BKV / 2)
-  return reject.verify(noise, alone, p_BNV)
-
-
-def test_enumeration_sees_a_residual_of_another_q():
-  rule = types.Rule('alone', siblings_alone, trees=True)
-  with pytest.raises(base.Broken, match='alone, a tree of 3 distinct siblings'):
-    enumerated.tree_error(rule, 1, '3', 'distinct', 4)
-
-
 PARENTS = [-1, -1, 0, 0, 1, 2, -1]
 
 
