@@ -231,8 +231,7 @@ def test_what_is_stopped_is_said_to_be(tab):
 
 def test_the_counters_are_those_of_the_server(tab):
   """A real one, which wants a key."""
-  shape = dict(waiting=small.WAITING, key='secret')
-  with loopback.running(small.served(), small.rows(), **shape) as (client, _):
+  with loopback.running(small.rows(), key='secret') as (client, _):
     responses = []
     tab.on('response', lambda response: responses.append(response))
     tab.goto(str(client.base_url))

@@ -28,8 +28,7 @@ HOW = dict(max_tokens=12, temperature=0.7, seed=3)
 
 @pytest.fixture(scope='module')
 def server():
-  shape = dict(waiting=small.WAITING, body=5_000)
-  with loopback.running(small.served(), small.rows(), **shape) as found:
+  with loopback.running(small.rows(), body=5_000) as found:
     yield found
 
 
@@ -252,7 +251,7 @@ class Seen(pool.Pool):
 
 def test_the_first_token_of_a_whole_answer_is_timed_with_its_window():
   rows = small.rows(Seen)
-  with loopback.running(small.served(), rows, waiting=3) as (client, _):
+  with loopback.running(rows) as (client, _):
     post(client, TEXT | HOW, **{'X-Speculation': 'off'})
     text = client.get('/metrics').text
   assert rows.asked == [1, 4, 4, 4]
@@ -282,9 +281,9 @@ class Deserted(pool.Pool):
 @pytest.mark.parametrize('late', [True, False])
 def test_what_is_cancelled_is_counted_too(late, clock):
   """By its client, or as it takes too long."""
-  rows, limits = small.rows(Deserted), dict(waiting=3, silence=0.05)
-  body = TEXT | HOW | dict(max_tokens=50, stream=True)
-  with loopback.running(small.served(), rows, **limits) as (client, worker):
+  rows, body = small.rows(Deserted), TEXT | HOW
+  body |= dict(max_tokens=50, stream=True)
+  with loopback.running(rows, silence=0.05) as (client, worker):
     with client.stream('POST', '/v1/completions', json=body) as reply:
       lines = reply.iter_lines()
       next(x for x in lines if x.startswith('data: '))
@@ -304,10 +303,8 @@ def test_what_is_cancelled_is_counted_too(late, clock):
 JSON = {'content-type': 'application/json'}
 
 
-def test_the_key_is_asked_for(server):
-  client, _ = server
-  limits = dict(waiting=1, key='s3cret')
-  with loopback.running(small.served(), small.rows(), **limits) as (other, _):
+def test_the_key_is_asked_for():
+  with loopback.running(small.rows(), key='s3cret') as (other, _):
     assert other.get('/health').status_code == 200
     page = other.get('/')
     assert page.headers['content-type'] == 'text/html; charset=utf-8'
@@ -325,8 +322,7 @@ def test_answers_are_recorded_as_texts_to_train_with(tmp_path):
   """Behind those that a killed server has left whole."""
   file = tmp_path / 'texts.jsonl'
   file.write_bytes(b'{"text": "whole"}\n{"text": "to')
-  limits = dict(waiting=3, record=str(file))
-  with loopback.running(small.served(), small.rows(), **limits) as (client, _):
+  with loopback.running(small.rows(), record=str(file)) as (client, _):
     guess = {'type': 'content', 'content': 'abc'}
     post(client, TEXT | HOW | dict(n=2, prediction=guess))
     assert post(client, TEXT | dict(min_p=1)).status_code == 400
@@ -383,7 +379,7 @@ class Stuck:
 def stuck(**limits):
   """(client, worker, rows) of a server that answers nothing."""
   rows = Stuck()
-  with loopback.running(small.served(), rows, waiting=1, **limits) as found:
+  with loopback.running(rows, waiting=1, **limits) as found:
     try:
       yield *found, rows
     finally:
@@ -462,7 +458,7 @@ class Broken(Stuck):
   'ignore::pytest.PytestUnhandledThreadExceptionWarning'
 )
 def test_a_decoder_that_fails_is_said():
-  with loopback.running(small.served(), Broken(), waiting=1) as (client, _):
+  with loopback.running(Broken()) as (client, _):
     reply = post(client, TEXT)
     assert reply.status_code == 500
     assert reply.json()['error']['message'] == 'the decoder has failed'
@@ -481,8 +477,7 @@ class Odd(pool.Pool):
 
 def test_logits_that_are_not_finite_end_one_request(client):
   bad = TEXT | HOW | dict(seed=13)
-  limits = dict(waiting=3)
-  with loopback.running(small.served(), small.rows(Odd), **limits) as (odd, _):
+  with loopback.running(small.rows(Odd)) as (odd, _):
     with concurrent.futures.ThreadPoolExecutor(2) as threads:
       other = threads.submit(post, odd, TEXT | HOW)
       reply = post(odd, bad)

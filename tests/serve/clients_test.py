@@ -24,7 +24,7 @@ def client():
   stops = len(small.engine().target.tokenizer.eos_ids) + protocol.STOPS
   sizes = dict(length=LENGTH + small.GAMMA, sources=LENGTH, stops=stops)
   rows = pool.Pool.of(small.engine(), rows=small.ROWS, **sizes)
-  with loopback.running(served, rows, waiting=small.WAITING) as (found, _):
+  with loopback.running(rows, served) as (found, _):
     yield found
 
 

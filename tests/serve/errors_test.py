@@ -100,9 +100,8 @@ def test_no_page_of_another_origin_may_ask(client):
 
 
 def test_pages_of_named_origins_may_ask():
-  limits = dict(waiting=3, origins=[ORIGIN], key='s')
-  rows = app_test.Stuck()
-  with loopback.running(small.served(), rows, **limits) as (client, _):
+  limits = dict(origins=[ORIGIN], key='s')
+  with loopback.running(app_test.Stuck(), **limits) as (client, _):
     found = preflight(client, ORIGIN)
     assert found.status_code == 200
     assert found.headers['access-control-allow-origin'] == ORIGIN
@@ -131,9 +130,8 @@ class Held(pool.Pool):
 @pytest.mark.parametrize('where', ['completions', 'chat/completions'])
 def test_a_stream_that_waits_says_so(where):
   rows = small.rows(Held)
-  limits = dict(waiting=3, silence=0.02)
   body = (CHAT if 'chat' in where else TEXT) | HOW | dict(stream=True)
-  with loopback.running(small.served(), rows, **limits) as (client, _):
+  with loopback.running(rows, silence=0.02) as (client, _):
     with client.stream('POST', f'/v1/{where}', json=body) as reply:
       lines = reply.iter_lines()
       waited = [next(lines) for _ in range(4)]

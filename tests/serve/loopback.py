@@ -8,11 +8,13 @@ import threading
 import httpx2
 
 from specdec_jax.serve import app, worker
+from tests.serve import small
 
 
 @contextlib.contextmanager
-def running(served, rows, *, waiting: int, **limits):
-  """Yields a client of a server, and its Worker."""
+def running(rows, served=None, *, waiting: int = small.WAITING, **limits):
+  """Yields a client of a server of the tiny model, and its Worker."""
+  served = served or small.served()
   work = worker.Worker(served.engine, rows, most=waiting)
   server = app.Server(served, work, **limits)
   listening = socket.create_server(('127.0.0.1', 0))
