@@ -8,10 +8,7 @@ from tests import programs
 
 SCRIPT = 'scripts/audit.py'
 SETTINGS = (
-  '--config=configs/pair.py:tiny',
-  "--config.decode.methods=('lookup',)",
-  '--config.decode.gammas=(2,)',
-  '--config.decode.max_new_tokens=8',
+  *programs.TINY,
   '--config.bench.batch_size=2',
   '--config.bench.prompts_per_category=0',
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import specdec_jax
-from specdec_jax import debug, decode, program, requests, types
+from specdec_jax import debug, decode, program, types
 from specdec_jax.certify import base
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.drafters import lookup
@@ -18,6 +18,7 @@ from tests import fakes
 V, L, NEW, GAMMA, B = 13, 32, 12, 3, 3
 TABLE = fakes.table_model(V)
 INNER = lm_drafter.make(TABLE, gamma=GAMMA)
+LOOKUP = lookup.make(gamma=GAMMA)
 ROW = 1  # where things are planted
 # One body and no second: checks compile faster.
 OPTIONS = decode.Options(widths=())
@@ -182,18 +183,21 @@ def test_one_bit_of_what_an_encoder_left_is_named():
     assert (found.row, found.window, found.slot) == (ROW, 0, 0)
 
 
+def refused(message, params, model=TABLE, drafter=LOOKUP):
+  loop = decode.Loop(model, drafter, reject.RULE, OPTIONS)
+  weights = types.Weights(params, fakes.table(1, V))
+  with pytest.raises(ValueError, match=message), jax.debug_nans(False):
+    debug.check_cache(loop, weights, request())
+
+
 def test_a_draft_of_the_wrong_shape_is_refused():
   def propose(*args):
     draft, state, cache = INNER.propose(*args)
     return draft._replace(q_BKV=draft.q_BKV[..., :1]), state, cache
 
-  drafter = INNER._replace(name='narrow', propose=propose)
-  weights = types.Weights(fakes.table(0, V), fakes.table(1, V))
-  with pytest.raises(
-    ValueError, match=r"'narrow': q_BKV has shape \(3, 3, 1\)"
-  ):
-    loop = decode.Loop(TABLE, drafter, reject.RULE, OPTIONS)
-    debug.check_cache(loop, weights, request())
+  narrow = INNER._replace(name='narrow', propose=propose)
+  words = r"'narrow': q_BKV has shape \(3, 3, 1\)"
+  refused(words, fakes.table(0, V), drafter=narrow)
 
 
 def test_a_cache_without_slots_is_refused():
@@ -203,21 +207,12 @@ def test_a_cache_without_slots_is_refused():
     apply=lambda params, tokens_BT, *args, **_: (tokens_BT, (), args[-1]),
     head=lambda params, hidden: params[hidden],
   )
-  loop = decode.Loop(bigram, lookup.make(gamma=GAMMA), reject.RULE, OPTIONS)
-  weights = types.Weights(jnp.zeros((V, V)))
-  with pytest.raises(ValueError, match='no leaf of the cache grows'):
-    debug.check_cache(loop, weights, request())
+  refused('no leaf of the cache grows', jnp.zeros((V, V)), bigram)
 
 
 def test_nan_ends_a_check_as_it_ends_a_text():
-  table = fakes.table(0, V)
-  loop = decode.Loop(TABLE, lookup.make(gamma=GAMMA), reject.RULE, OPTIONS)
-  weights = types.Weights(np.full_like(table, np.nan))
-  with jax.debug_nans(False):
-    with pytest.raises(
-      requests.NonFiniteLogits, match='request 40: .* after 0 new tokens'
-    ):
-      debug.check_cache(loop, weights, request())
+  nan = np.full_like(fakes.table(0, V), np.nan)
+  refused('request 40: .* not finite after 0 new tokens', nan)
 
 
 @pytest.mark.more

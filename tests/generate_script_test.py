@@ -16,12 +16,9 @@ ROWS = (
   {'prompt': 'what now'},
 )
 SETTINGS = (
-  '--config=configs/pair.py:tiny',
+  *programs.TINY,
   '--config.target.dtype=float64',
-  "--config.decode.methods=('lookup',)",
-  '--config.decode.gammas=(2,)',
   '--config.decode.rule=coupled',
-  '--config.decode.max_new_tokens=8',
   '--config.sampling.temperature=0.8',
 )
 

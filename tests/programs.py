@@ -15,6 +15,13 @@ FAST = {
   'JAX_DISABLE_MOST_OPTIMIZATIONS': '1',
   'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
 }
+# A quick config: random models, lookup drafts.
+TINY = (
+  '--config=configs/pair.py:tiny',
+  "--config.decode.methods=('lookup',)",
+  '--config.decode.gammas=(2,)',
+  '--config.decode.max_new_tokens=8',
+)
 
 
 class Done(NamedTuple):

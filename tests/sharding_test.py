@@ -249,23 +249,20 @@ def test_a_mesh_that_cannot_be_is_refused(monkeypatch, shape, processes, words):
     sharding.make_mesh(**shape)
 
 
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    (dict(tensor_parallel=2), 'tensor_parallel=2: give it to make_mesh too'),
-    (
-      dict(tensor_parallel=1, fsdp=True),
-      r'8 devices \(data x model\) do not divide the width 12',
-    ),
-  ],
-)
-def test_a_layout_that_cannot_be_is_refused(options, words):
+def test_a_layout_that_cannot_be_is_refused():
   mesh, config = sharding.make_mesh(2, 4), fakes.tiny(**EVEN | dict(width=12))
   layout = sharding.lay_out(mesh, config, fsdp=True)
   with pytest.raises(ValueError, match='layers/0/moe/kernel'):
     layout.parameter('layers/0/moe/kernel', 2)
-  with pytest.raises(ValueError, match=words):
-    sharding.lay_out(mesh, config, **options)
+  for options, words in (
+    (dict(tensor_parallel=2), 'tensor_parallel=2: give it to make_mesh too'),
+    (
+      dict(tensor_parallel=1, fsdp=True),
+      r'8 devices .* not divide the width 12',
+    ),
+  ):
+    with pytest.raises(ValueError, match=words):
+      sharding.lay_out(mesh, config, **options)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,7 @@ from specdec_jax.train import text as text_lib
 from tests import programs
 from tests.serve import loopback
 
-TINY = (
-  '--config=configs/pair.py:tiny',
-  "--config.decode.methods=('lookup',)",
-  '--config.decode.gammas=(1,)',
-  '--rows=2',
-  '--length=400',
-)
+TINY = *programs.TINY, '--rows=2', '--length=400'
 
 
 def begin(*flags: str):
