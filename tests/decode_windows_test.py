@@ -10,7 +10,6 @@ import pytest
 
 from specdec_jax import decode, sampling, types
 from specdec_jax.costs import scripted
-from specdec_jax.models import lm
 from specdec_jax.verify import reject
 from tests import fakes
 
@@ -40,54 +39,6 @@ def generate(weights, request, drafter=SCRIPTED):
   """Of the table model, under reject."""
   programs = decode.programs(TABLE, drafter, reject.RULE)
   return jax.tree.map(np.asarray, programs.generate(weights, request))
-
-
-@pytest.mark.more
-def test_every_ragged_pattern_of_two_windows_equals_rows_alone(x64):
-  config = fakes.tiny()
-  model, V = lm.make(config), config.vocab
-  params = fakes.wild(config, 0)
-  prompts = [[3], [1, 2, 3, 4], [5, 6], [7, 8, 9, 10, 11, 12]]
-  new, L = 12, 32
-  request = fakes.request(prompts, new, vocab=V, length=L)
-  plain = decode.programs(model, decode.PLAIN, reject.RULE).generate(
-    types.Weights(params), request
-  )
-  texts = np.asarray(plain.tokens_BL)
-  programs = decode.programs(model, SCRIPTED, reject.RULE)
-
-  def run(request, rows, patterns):
-    scripts = [
-      script_for(texts[b], len(prompts[b]), n, V)
-      for b, n in zip(rows, patterns, strict=True)
-    ]
-    out = programs.generate(weights_of(params, scripts), request)
-    return jax.tree.map(np.asarray, out)
-
-  pairs = list(itertools.product(range(GAMMA + 1), repeat=2))
-  alone = {}
-  for b, pair in itertools.product(range(4), pairs):
-    one = jax.tree.map(lambda x, b=b: x[b : b + 1], request)
-    out = run(one, [b], [pair])
-    alone[b, pair] = out
-    start, (n1, n2) = len(prompts[b]), pair
-    assert out.tokens_BL[0].tolist() == texts[b].tolist()
-    windows = out.info.window_BL[0, start : start + new].tolist()
-    assert (windows.count(0), windows.count(1)) == (n1 + 1, n2 + 1)
-  for i in range(256):
-    # Base-4 digits of i and of a permutation of all i: both windows see all.
-    digits = lambda i: [i >> 2 * b & 3 for b in range(4)]
-    patterns = list(zip(digits(i), digits((89 * i + 17) % 256), strict=True))
-    out = run(request, range(4), patterns)
-    for b, pair in enumerate(patterns):
-      one = alone[b, pair]
-      for name, single in one.info._asdict().items():
-        # Rows of a batch share the width of its windows.
-        if name != 'widths_BN' and single is not None:
-          together = getattr(out.info, name)
-          np.testing.assert_array_equal(together[b], single[0], name)
-      np.testing.assert_array_equal(out.tokens_BL[b], one.tokens_BL[0])
-      assert out.lengths_B[b] == one.lengths_B[0]
 
 
 @pytest.fixture(scope='module')

@@ -102,9 +102,14 @@ def test_five_tokens_at_once_equal_one_at_a_time(x64, settings, scan):
     )
 
 
-@pytest.mark.parametrize('scan', [False, True], ids=['unrolled', 'scan'])
-def test_what_stale_slots_hold_changes_nothing(x64, scan):
-  config = fakes.tiny().running(scan_layers=scan)
+@pytest.mark.parametrize(
+  'settings, scan',
+  [({}, False), (fakes.GEMMA, True)],
+  ids=['plain-unrolled', 'windows-scan'],
+)
+def test_what_stale_slots_hold_changes_nothing(x64, settings, scan):
+  """As after a rejection, whose slots are written again."""
+  config = fakes.tiny(**settings).running(scan_layers=scan)
   model, params = lm.make(config), params_of(config)
   cache = prefilled(model, params)
   clean, _, _ = read(model, params, START, 3, cache)
