@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 from absl import flags
 
 from specdec_jax import printing, program
-from specdec_jax.drafters import dflash, eagle, medusa, method, readings
+from specdec_jax.drafters import dflash, eagle, medusa, readings
 from specdec_jax.io import load
 
 _TARGET = flags.DEFINE_string('target', '', 'the model to draft for')
@@ -32,7 +32,7 @@ def run() -> bool:
   if not _TARGET.value or not _DRAFT.value:
     raise ValueError('want --target=SOURCE and --draft=SOURCE')
   target = load.load(_TARGET.value, dtype=_DTYPE.value)
-  found = method.check(_FORMS[_DRAFTER.value], target, _DRAFT.value)
+  found = readings.find(_FORMS[_DRAFTER.value], target, _DRAFT.value)
   shares = lambda x: ' '.join(f'{share:6.1%}' for share in x)
   print('agreement by place in a window, and reading')
   ordered = sorted(found.agreed.items(), key=lambda x: -sum(x[1]))

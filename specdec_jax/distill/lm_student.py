@@ -223,7 +223,6 @@ def distilled(
   gather = text_loss.gatherer(layout)
 
   def loss(params, frozen, batch, key):
-    del key
     log_p = students.teacher_log_p(
       p, frozen['teacher'], batch, settings.temperature
     )

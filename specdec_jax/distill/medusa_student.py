@@ -25,7 +25,6 @@ from specdec_jax.train import text_loss
 
 def check(s: sections.Settings, teacher: sources.Source) -> tuple[int, ...]:
   """Returns the teacher's layers to record: its last."""
-  del s
   return (teacher.config.depth - 1,)
 
 

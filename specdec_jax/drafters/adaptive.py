@@ -59,7 +59,6 @@ def for_target(
   """Sizes the windows of `inner`, settings.drafter's Method. Sizes each part of
   a hybrid by what it alone has accepted: where a match of lookup has not paid,
   the other one drafts. Raises ValueError for missing or damaged costs."""
-  del target, gamma, chunk
   parts = inner.parts or (inner,)
   drafters = [make(x.drafter) for x in parts]
   drafter = hybrid.make(*drafters) if inner.parts else drafters[0]
@@ -190,7 +189,11 @@ def make(drafter: types.Drafter) -> types.Drafter:
 def _propose(drafter, weights, state, context, noise, target_cache):
   ranked = branch.is_ranked(drafter)
   greedy_B = sampling_lib.is_greedy(context.sampling)
-  verify_BN, draft_BN = _costs_of_rows(weights.draft, greedy_B)
+  own = weights.draft
+  few = own.few.get(len(greedy_B), own.costs)
+  # A sampled row's text would show how many are decoded beside it.
+  pick = lambda x_N, y_N: jnp.where(greedy_B[:, None], x_N[None], y_N[None])
+  verify_BN, draft_BN = map(pick, few, own.costs)
   best = functools.partial(_best, drafter, state)
   if ranked:  # How many are worth it is seen when all are drafted.
     draft_BN = draft_BN.at[:, 1:].set(draft_BN[:, -1:])
@@ -198,7 +201,7 @@ def _propose(drafter, weights, state, context, noise, target_cache):
   if ranked:
     most_B = jnp.where(most_B > 0, context.gamma_B, 0)
   asked = context._replace(gamma_B=most_B), noise, target_cache
-  weights = weights._replace(draft=weights.draft.inner)
+  weights = weights._replace(draft=own.inner)
   draft, inner, target_cache = drafter.propose(weights, state.inner, *asked)
   count_B = jnp.minimum(draft.count_B, most_B)
   found = context._replace(gamma_B=count_B)
@@ -210,33 +213,20 @@ def _propose(drafter, weights, state, context, noise, target_cache):
   asked_B = (context.gamma_B > 0) & ((most_B == 0) | (count_B > 0))
   state = state._replace(inner=inner, asked_B=asked_B)
   if known:
-    state = _hoping(state, worth_BK, most_B > 0, count_B)
+    taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
+    worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
+    # Where none is worth its test, one has failed: the next may not be drafted.
+    none_B = ((most_B > 0) & (count_B == 0)).astype(jnp.float32)
+    state = state._replace(
+      hoped_B=_kept(state) * state.hoped_B + worth_B,
+      tried_B=state.tried_B + none_B,
+    )
   return draft._replace(count_B=count_B), state, target_cache
 
 
 def _kept(state: State) -> types.Array:
   """Returns what is left of a row's counts after the current window."""
   return jnp.where(state.asked_B, DECAY, 1.0).astype(jnp.float32)
-
-
-def _hoping(state: State, worth_BK, drafted_B, count_B) -> State:
-  """Updates the state after a window with count_B drafts, their worth known.
-  Where none is worth its test, one has failed: the next may not be drafted."""
-  taken_BK = jnp.arange(worth_BK.shape[1])[None] < count_B[:, None]
-  worth_B = jnp.sum(worth_BK * taken_BK, -1).astype(jnp.float32)
-  none_B = (drafted_B & (count_B == 0)).astype(jnp.float32)
-  return state._replace(
-    hoped_B=_kept(state) * state.hoped_B + worth_B,
-    tried_B=state.tried_B + none_B,
-  )
-
-
-def _costs_of_rows(own: Params, greedy_B) -> Costs:
-  """Picks Costs [B, N]: a greedy row takes those for as many rows as there are.
-  A sampled row's text would show how many are decoded beside it."""
-  few = own.few.get(len(greedy_B), own.costs)
-  pick = lambda x_N, y_N: jnp.where(greedy_B[:, None], x_N[None], y_N[None])
-  return Costs(*map(pick, few, own.costs))
 
 
 def _best(drafter, state: State, context, cost_BN, shared_B, worth_BK=None):

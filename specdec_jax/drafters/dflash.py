@@ -30,12 +30,11 @@ def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
   """Drafts with a published draft, replicated over the mesh."""
-  whole, source = method.whole(target), settings.source
-  put = whole and whole.sharding()
-  blocks, params = method.published(FORM, target, settings, put)
+  whole = method.whole(target)
+  blocks, params = method.published(FORM, target, settings)
   if gamma > (most := blocks.size - blocks.first):
     raise ValueError(
-      f'dflash {source}: drafts {most} tokens in a block, and gamma='
+      f'dflash {settings.source}: drafts {most} tokens in a block, and gamma='
       f'{gamma}; give gamma={most} or less'
     )
   drafter = make(
@@ -62,12 +61,6 @@ class State(NamedTuple):
   start_B: types.Array
   count_B: types.Array
   features_BNE: types.Array
-
-
-def _block(blocks: eagle.Blocks, first_B: types.Array) -> types.Array:
-  """Builds a block's tokens: [B, size]."""
-  masks_BT = jnp.full((len(first_B), blocks.size), blocks.mask, first_B.dtype)
-  return masks_BT.at[:, 0].set(first_B)
 
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
@@ -151,12 +144,15 @@ def _propose(
     keep_BT=jnp.arange(gamma + 1)[None] < state.count_B[:, None],
   )
   last_B1 = jnp.take_along_axis(context.tokens_BL, end_B[:, None], 1)
+  block_BT = jnp.pad(
+    last_B1, ((0, 0), (0, blocks.size - 1)), constant_values=blocks.mask
+  )
 
   def first(cache):
     """Lets the whole block's logits stand for each draft's state."""
     hidden_BTH, _, cache = read(
       eagle.reader(config, target),
-      tokens_BT=_block(blocks, last_B1[:, 0]),
+      tokens_BT=block_BT,
       start_B=end_B,
       cache=cache,
       keep_BT=context.live_B[:, None],
@@ -175,7 +171,7 @@ def _propose(
   return draft, state._replace(cache=cache), target_cache
 
 
-FORM = method.Form(
+FORM = readings.Form(
   'dflash',
   lambda source: eagle_folder.paths(dflash_folder.find(source)),
   dflash_folder.questions,

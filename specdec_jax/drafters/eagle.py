@@ -37,11 +37,10 @@ def for_target(
       'hybrid.drafter=lm or adaptive.drafter=lookup'
     )
   whole, source = method.whole(target), settings.source
-  put = whole and whole.sharding()
   if eagle_folder.find(source):
-    config, params = method.published(FORM, target, settings, put)
+    config, params = method.published(FORM, target, settings)
   else:
-    config, params = draft_file.eagle_for(source, target, put)
+    config, params = draft_file.eagle_for(source, target)
   of_chains = functools.partial(
     make,
     config,
@@ -229,12 +228,12 @@ def _place(source: str | os.PathLike) -> tuple[Any, str]:
   raise ValueError(f'eagle {source}: give a folder or hf:org/name')
 
 
-FORM = method.Form(
+FORM = readings.Form(
   'eagle',
   lambda source: eagle_folder.paths(_place(source)[0]),
   lambda source, target: eagle_folder.questions(*_place(source), target),
-  lambda source, target, put, reading: eagle_folder.fit(
-    *_place(source), target, put, reading=reading
+  lambda source, target, reading: eagle_folder.fit(
+    *_place(source), target, reading=reading
   ),
   lambda config, params, model: make(config, model, gamma=readings.DRAFTS),
 )

@@ -28,7 +28,6 @@ def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
   """Drafts with the first settings.exit layers of the target."""
-  del chunk
   exit, depth = settings.exit, target.config.depth
   if exit >= depth:
     raise ValueError(
@@ -44,7 +43,7 @@ def recipe(world, gamma: int):
 
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
-def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
+def make(target: types.Model, *, gamma: int, exit: int = 0) -> types.Drafter:
   """Drafts gamma tokens a window from the hidden state after `exit` layers.
 
   It has neither parameters nor a cache: drafting runs the first layers over the
@@ -55,12 +54,10 @@ def make(target: types.Model, *, gamma: int, exit: int) -> types.Drafter:
   early exit drafts badly.
 
   target: supports early exit (types.Model.apply, `layers`). exit: layers that
-  draft, at least 1 and fewer than the target has.
+  draft, fewer than the target has; 0: all those of a model whose parameters are
+  weights.draft, and which may share the target's cache.
   """
-  return _make('early_exit', view(target, exit), gamma, exit)
-
-
-def _make(name, model, gamma: int, exit: int) -> types.Drafter:
+  name, model = ('early_exit', view(target, exit)) if exit else ('self', target)
   propose = functools.partial(_propose, model, gamma, exit)
   same = lambda state, *_: state
   return types.Drafter(name, gamma, lambda *_: (), propose, same, exit=exit)
@@ -143,10 +140,9 @@ class Itself:
   ) -> method.Method:
     """Drafts with a copy of the target, read again from its source. Its q is no
     model's: it depends on the keys that the target has written."""
-    del chunk
     dtype = settings.dtype
     copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
-    drafter = make_whole(copy.model, gamma=gamma)
+    drafter = make(copy.model, gamma=gamma)
     return method.Method(drafter, copy.params, draft=copy)
 
   @staticmethod
@@ -154,7 +150,7 @@ class Itself:
     floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # codes stay
     coarse = lambda x: jnp.round(4 * x) / 4 if floats(x) else x
     own = jax.tree.map(coarse, world.weights.target)
-    return make_whole(world.target, gamma=gamma), own
+    return make(world.target, gamma=gamma), own
 
 
 def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
@@ -178,11 +174,3 @@ def _rounded(target: load.LanguageModel, dtype: str) -> load.LanguageModel:
   assert copy.config.run == own.run, (copy.config.run, own.run)
   params = {name: x for name, x in copy.params.items() if name != 'encoder'}
   return dataclasses.replace(copy, params=params)
-
-
-@functools.lru_cache(maxsize=64)  # an equal drafter would compile again
-def make_whole(model: types.Model, *, gamma: int) -> types.Drafter:
-  """Drafts gamma tokens a window with a model that shares the target's cache,
-  and has as many logits. weights.draft holds its parameters; it has no state.
-  """
-  return _make('self', model, gamma, 0)

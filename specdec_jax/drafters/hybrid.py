@@ -26,7 +26,6 @@ def for_target(
   target, settings: Settings, *, gamma: int, chunk: int, inner: method.Method
 ) -> method.Method:
   """Alternates lookup with `inner`, settings.drafter's Method."""
-  del target, chunk
   longest = max(settings.match, lookup.Settings.max_match)
   first = lookup.make(gamma=gamma, min_match=settings.match, max_match=longest)
   return method.Method(

@@ -11,7 +11,7 @@ from absl import logging
 
 from specdec_jax import fields, forward, types
 from specdec_jax.drafters import branch, method
-from specdec_jax.io import load
+from specdec_jax.io import load, sources
 from specdec_jax.io.published import draft_file
 from specdec_jax.models import convert
 
@@ -88,7 +88,12 @@ def _draft(
   key = source, settings.dtype, settings.tensor_parallel
 
   def loaded() -> load.LanguageModel:
-    opened = method.open_source(target, source)
+    opened: Any = os.fspath(source)
+    if not sources.FUNCTION.fullmatch(opened):  # else a user's own model
+      known = ('opened', opened) in target.drafts
+      opened = method.opened(target, opened)
+      if not known:  # else settings.load has checked it
+        method.check_pair(target, opened)
     return method.load_beside(target, opened, *key[1:])
 
   return target.once(key, loaded)
@@ -151,7 +156,6 @@ def make(
   gamma = sum(levels) or gamma
 
   def init(weights, context, features):
-    del features
     params = weights.draft
     if shared:
       params = params | {name: weights.target[name] for name in shared}
@@ -216,7 +220,6 @@ def _propose(model, how, weights, state, context, noise, target_cache):
 
 def _commit(branching, state, context, outcome, features_BNE):
   """branching: the model, if windows are trees."""
-  del features_BNE
   # Of a row that drafted, all but two have been read: see make.
   first_B = context.lengths_B - outcome.emitted_B
   drafted_B, cache = state.read_B == first_B, state.cache

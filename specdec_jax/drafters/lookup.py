@@ -27,12 +27,10 @@ class Settings(fields.Checked):
 def for_target(
   target, settings: Settings, *, gamma: int, chunk: int
 ) -> types.Drafter:
-  del target, chunk
   return make(gamma=gamma, **dataclasses.asdict(settings))
 
 
 def recipe(world, gamma: int):
-  del world
   return make(gamma=gamma), ()
 
 
@@ -71,7 +69,6 @@ def make(
 def _propose(
   gamma, min_match, max_match, weights, state, context, noise, target_cache
 ):
-  del weights, noise
   tokens_BL, lengths_B = context.tokens_BL, context.lengths_B
   texts = [(tokens_BL, lengths_B)]
   if context.source is not None:

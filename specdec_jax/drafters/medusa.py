@@ -29,32 +29,23 @@ def for_target(
   target: load.LanguageModel, settings: Settings, *, gamma: int, chunk: int
 ) -> method.Method:
   """Drafts with the heads in a file."""
-  del chunk
-  source = settings.source
   model, params = method.published(FORM, target, settings)
   most = len(params['heads'])
   tree = branch.settings_of(settings.tree)
   needed = len(tree['levels']) or gamma
   if needed > most:
-    what, less = f'gamma={gamma}', f'give gamma={most}'
-    if tree['levels']:
-      what, less = f'tree={settings.tree}', f'give a tree of {most} levels'
-    if tree['best']:
-      less = f'give tree=best:{most}'
+    what = f'tree={settings.tree}' if tree['levels'] else f'gamma={gamma}'
     raise ValueError(
-      f'medusa {source}: has {most} heads, and {what} needs {needed}; {less} '
-      'or less'
+      f'medusa {settings.source}: has {most} heads, and {what} needs {needed}; '
+      f'give gamma={most}, a tree of {most} levels, tree=best:{most}, or less'
     )
   made = make(model, gamma=gamma, **tree)
   q = make(model, gamma=1) if made.tree else None
   return method.Method(made, params, q)
 
 
-def fit(
-  source, target: load.LanguageModel, put=None, reading: readings.Reading = ()
-):
+def fit(source, target: load.LanguageModel, reading: readings.Reading = ()):
   """Returns (Heads, weights.draft); any answer means states are not normed."""
-  del put  # medusa_heads places them
   heads, c = medusa_heads.fit(source, target), target.config
   tap = c.depth - any(reading)
   model = Heads(target.model, target.ids, tap, c.width, c.activations)
@@ -118,7 +109,6 @@ def make(
     return state_B1D.astype(model.dtype)  # a prefill has a wider one
 
   def commit(state_B1D, context, outcome, features_BND):
-    del context
     # The last token that was emitted has not been read.
     at_B11 = jnp.maximum(outcome.emitted_B - 1, 0)[:, None, None]
     new_B1D = jnp.take_along_axis(features_BND, at_B11, 1)
@@ -167,7 +157,7 @@ def _propose(model, how, weights, state_B1D, context, noise, target_cache):
   return draft, state_B1D, target_cache
 
 
-FORM = method.Form(
+FORM = readings.Form(
   'medusa',
   medusa_heads.find,
   lambda source, target: [["states before the target's norm"]],

@@ -16,9 +16,7 @@ that one prefill pass reads.
 
 import dataclasses
 import functools
-import os
-import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -100,54 +98,17 @@ class Stopping(Branching):
 # --- drafts that others publish -----------------------------------------------
 
 
-class Form(NamedTuple):
-  """How a drafter of this name reads published drafts.
-
-  paths: source -> a draft's files.
-  questions: (source, target) -> what it leaves open; see drafters.readings.
-  fit: (source, target, put, reading) -> (settings, weights.draft); put is the
-    sharding for the draft's parameters.
-  make: (settings, weights.draft, target's model) -> a drafter to check it with,
-    which drafts readings.DRAFTS tokens or fewer.
-  """
-
-  name: str
-  paths: Callable[..., list[pathlib.Path]]
-  questions: Callable[..., Any]
-  fit: Callable[..., tuple[Any, Any]]
-  make: Callable[..., types.Drafter]
-
-
-def check(
-  form: Form, target: load.LanguageModel, source: str | os.PathLike, put=None
-) -> readings.Result:
-  """Measures how a published draft agrees with a target."""
-  paths = form.paths(source)
-
-  def drafter(reading: readings.Reading):
-    settings, params = form.fit(source, target, put, reading)
-    return form.make(settings, params, target.model), params
-
-  return readings.find(
-    target,
-    (form.name, *files.stamp(paths)),
-    lambda: files.digest(paths),
-    lambda: form.questions(source, target),
-    drafter,
-  )
-
-
 def published(
-  form: Form, target: load.LanguageModel, settings: Any, put=None
+  form: readings.Form, target: load.LanguageModel, settings: Any
 ) -> tuple[Any, Any]:
   """Reads a draft once, as it agrees best: (settings, weights.draft)."""
   source, found = settings.source, None
   if settings.check == 'auto':
-    found = check(form, target, source, put)
+    found = readings.find(form, target, source)
   reading = readings.judge(f'{form.name} {source}', target, found)
   return target.once(
     (form.name, reading, *files.stamp(form.paths(source))),
-    lambda: form.fit(source, target, put, reading),
+    lambda: form.fit(source, target, reading),
   )
 
 
@@ -171,17 +132,6 @@ def check_pair(target: Any, draft: Any) -> None:
       f'{has(draft)}; an encoder: both need one, or neither'
     )
   tokenizer_lib.check_same(target.tokenizer, draft.tokenizer)
-
-
-def open_source(target: load.LanguageModel, source: str | os.PathLike) -> Any:
-  """Opens and checks a draft's source; returns a user's own as it is."""
-  text = os.fspath(source)
-  if sources.FUNCTION.fullmatch(text):
-    return source
-  found = opened(target, text)
-  if ('opened', text) not in target.drafts:  # else settings.load has
-    check_pair(target, found)
-  return found
 
 
 def opened(target: load.LanguageModel, source: str) -> sources.Source:

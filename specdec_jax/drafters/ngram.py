@@ -111,7 +111,6 @@ def model(vocab: int, *, ids: int) -> types.Model:
   Of `vocab` logits, those past `ids` are -inf."""
 
   def apply(params, tokens_BT, slots, positions, mask, cache, **more):
-    del params, slots, positions, mask, more
     return tokens_BT[..., None], (), cache
 
   def head(params: Counts, hidden):

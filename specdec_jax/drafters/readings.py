@@ -12,6 +12,8 @@ import functools
 import hashlib
 import itertools
 import json
+import os
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -58,28 +60,45 @@ def words(reading: Reading) -> str:
   return ', '.join(filter(None, reading)) or 'as it claims'
 
 
+class Form(NamedTuple):
+  """How a drafter of this name reads published drafts.
+
+  paths: source -> a draft's files.
+  questions: (source, target) -> for each that the format leaves open, the
+    answers besides ''.
+  fit: (source, target, reading) -> (settings, weights.draft).
+  make: (settings, weights.draft, target's model) -> a drafter to check it with,
+    which drafts DRAFTS tokens or fewer.
+  """
+
+  name: str
+  paths: Callable[..., list[pathlib.Path]]
+  questions: Callable[..., Sequence[Sequence[str]]]
+  fit: Callable[..., tuple[Any, Any]]
+  make: Callable[..., types.Drafter]
+
+
 def find(
-  target: load.LanguageModel,
-  stamp: Sequence[Any],
-  digest: Callable[[], str],
-  questions: Callable[[], Sequence[Sequence[str]]],
-  make: Callable[[Reading], tuple[types.Drafter, types.Params]],
+  form: Form, target: load.LanguageModel, source: str | os.PathLike
 ) -> Result:
   """Finds the reading under which a draft agrees best with a target. Measures
-  once for both: the result is kept in the cache folder.
-
-  stamp, digest: the draft's; the first differs once it has other content.
-  questions: for each that the format leaves open, the answers besides ''.
-  make: (drafter of DRAFTS tokens or fewer, weights.draft) under a reading.
-  """
+  once for both: the result is kept in the cache folder."""
   if target.start is not None:
     raise ValueError(
       f'target {target.label} has an encoder: how its draft is to be read '
       'cannot be measured; give check=off to take it as it claims'
     )
-  return target.once(
-    ('check', *stamp), lambda: _kept(target, digest(), questions(), make)
-  )
+  paths = form.paths(source)
+
+  def make(reading: Reading) -> tuple[types.Drafter, types.Params]:
+    settings, params = form.fit(source, target, reading)
+    return form.make(settings, params, target.model), params
+
+  def kept() -> Result:
+    questions = form.questions(source, target)
+    return _kept(target, files.digest(paths), questions, make)
+
+  return target.once(('check', form.name, *files.stamp(paths)), kept)
 
 
 def _kept(target, draft: str, questions, make) -> Result:

@@ -60,6 +60,7 @@ def golden_target(**changes):
     label='a target',
     config=fakes.tiny(**sizes),
     ids=40,
+    layout=None,
     params=dict(embed=GIVEN['embed'], head=GIVEN['head'].T, norm=norm),
   )
 

@@ -90,7 +90,11 @@ def fit(made: draft_file.Eagle, **changes):
   """(settings, weights.draft, the target)."""
   config = fakes.tiny(**dict(vocab=264, dtype='float32') | changes)
   target = python_types.SimpleNamespace(
-    config=config, params=lm.init(config, 0), tokenizer=OWN, ids=258
+    config=config,
+    params=lm.init(config, 0),
+    tokenizer=OWN,
+    ids=258,
+    layout=None,
   )
   return *draft_file.fit_eagle(made, 'F', target), target
 

@@ -188,7 +188,7 @@ def test_a_draft_that_is_what_it_claims_is_never_refused(
 def test_a_target_that_reads_sources_is_refused():
   given = load.load('random:t5_tiny')
   with pytest.raises(ValueError, match='has an encoder: .* give check=off'):
-    readings.find(given, (), str, list, dict)
+    readings.find(medusa.FORM, given, 'x')
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def target(**changes):
   sizes = dict(depth=10, width=16, vocab=40, dtype='float32')
   config = fakes.tiny(**sizes | changes)
   return python_types.SimpleNamespace(
-    label='a target', config=config, ids=40, params=()
+    label='a target', config=config, ids=40, params=(), layout=None
   )
 
 

@@ -20,7 +20,7 @@ import safetensors.numpy
 from specdec_jax import forward
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
-from specdec_jax.drafters import method, readings
+from specdec_jax.drafters import readings
 from specdec_jax.io import load
 from specdec_jax.io.published import eagle_folder
 from specdec_jax.models import eagle, lm
@@ -241,7 +241,7 @@ CASES = [
 
 def corrected(module, given, folder, right, caplog):
   """(what is found of a draft, the Method): it runs as these words say."""
-  found = method.check(module.FORM, given, folder)
+  found = readings.find(module.FORM, given, folder)
   assert readings.words(found.reading) == right, found.agreed
   assert found.agreed[right][0] > readings.LOW
   assert sum(found.agreed[right]) > sum(found.agreed['as it claims']) + 0.3
@@ -313,7 +313,7 @@ def test_a_draft_of_nothing_is_refused(tmp_path):
 
 
 def refused(module, folder, count):
-  found = method.check(module.FORM, target(0), folder)
+  found = readings.find(module.FORM, target(0), folder)
   assert len(found.agreed) == count and found.unigram > 0
   with pytest.raises(ValueError, match=f'{folder}: its first drafts'):
     module.for_target(target(0), module.Settings(folder), gamma=2, chunk=8)

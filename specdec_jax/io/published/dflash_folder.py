@@ -6,8 +6,6 @@ import os
 import pathlib
 from typing import Any
 
-import jax
-
 from specdec_jax import types
 from specdec_jax.io import files, load
 from specdec_jax.io.published import claims, eagle_folder
@@ -20,14 +18,13 @@ _KINDS = 'dflash', 'DFlashDraftModel', 'Qwen3DSparkModel'
 def fit(
   source: str | os.PathLike,
   target: load.LanguageModel,
-  put: jax.sharding.Sharding | None = None,
   reading: claims.Reading = (),
 ) -> tuple[eagle.Blocks, types.Params]:
   """Returns (settings, weights.draft), fitted to this target. source: as in
   `find`; the rest as in eagle_folder.fit."""
   where, folder = f'dflash {source}', find(source)
   block = _block(folder, where, target)
-  config, params = eagle_folder.fit(folder, where, target, put, _claim, reading)
+  config, params = eagle_folder.fit(folder, where, target, _claim, reading)
   if any(config.block.windows):
     raise ValueError(f'{where}: layers with a sliding window are not read')
   return eagle.Blocks(config, *block), params

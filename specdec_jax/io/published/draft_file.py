@@ -173,13 +173,13 @@ def _eagle(arrays, about) -> Eagle:
 
 
 def eagle_for(
-  source: str | os.PathLike, target: load.LanguageModel, put=None
+  source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """Calls fit_eagle on a file or an untrained layer; once for each target."""
   if os.fspath(source).startswith('random:'):
-    drawn = lambda: fit_eagle(_random(source, target), source, target, put)
+    drawn = lambda: fit_eagle(_random(source, target), source, target)
     return target.once((EAGLE, os.fspath(source)), drawn)
-  fit = lambda *content: fit_eagle(_eagle(*content), source, target, put)
+  fit = lambda *content: fit_eagle(_eagle(*content), source, target)
   return fitted(EAGLE, source, target, fit)
 
 
@@ -194,15 +194,12 @@ def _random(source, target: load.LanguageModel) -> Eagle:
 
 
 def fit_eagle(
-  draft: Eagle,
-  source: str | os.PathLike,
-  target: load.LanguageModel,
-  put: jax.sharding.Sharding | None = None,
+  draft: Eagle, source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """Returns (config, weights.draft), on the target's devices. source: for error
-  messages. put: the sharding of its parameters; None: the default device."""
+  messages."""
   config = check_eagle(draft, source, target)
-  return eagle_folder.placed(config, draft.layer, draft.ids, target, put)
+  return eagle_folder.placed(config, draft.layer, draft.ids, target)
 
 
 def check_eagle(

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -55,14 +54,12 @@ def fit(
   folder: pathlib.Path,
   where: str,
   target: load.LanguageModel,
-  put: jax.sharding.Sharding | None = None,
   form: Form | None = None,
   reading: claims.Reading = (),
 ) -> tuple[eagle.EagleConfig, types.Params]:
   """Returns (config, weights.draft) from a published draft for this target.
 
   where: what errors begin with.
-  put: how the draft's parameters are sharded; None: the default device.
   form: reads a claim from config.json; None: in the forms of EAGLE.
   reading: answers to `questions`; (): all is as the folder claims.
   """
@@ -82,7 +79,7 @@ def fit(
       own['head'] = arrays[HEAD][real_R].T
   if EMBED in arrays:
     own['embed'] = arrays[EMBED]
-  return placed(config, layer, ids, target, put, **own)
+  return placed(config, layer, ids, target, **own)
 
 
 def placed(
@@ -90,11 +87,12 @@ def placed(
   layer: Arrays,
   ids: np.ndarray | None,
   target: load.LanguageModel,
-  put: jax.sharding.Sharding | None,
   **own: np.ndarray,
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """Places these arrays as the target runs: (config, weights.draft). layer: of
-  models.eagle.Eagle, by flat name. ids, own: see models.eagle.weights."""
+  """Places these arrays whole on the target's devices, as it runs: (config,
+  weights.draft). layer: of models.eagle.Eagle, by flat name. ids, own: see
+  models.eagle.weights."""
+  put = target.layout and target.layout.sharding()
   place = lambda x, dtype: hosts.put(jnp.asarray(x, dtype), put)
   shapes, run = eagle.shapes(config), target.config.run
   nested = lm.nest({n: place(x, shapes[n].dtype) for n, x in layer.items()})
