@@ -8,7 +8,7 @@ import collections
 import functools
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,28 +30,6 @@ _SORTED = 512
 _CHUNK = 16
 
 
-class Answers(NamedTuple):
-  """n rows with L tokens: prompts with their completions.
-
-  tokens: [n, L] int32.
-  spans: [n, 2] prompt length and total length; equal in a row left out, whose
-    logits were not finite.
-  features: [n, L, E] float16 or None: hidden states at each token but the last,
-    each tap divided by its root mean square. 0 in a row left out.
-  mass: [n, L] float32 or None: log-sum-exp over the logits after each token,
-    from the prompt's last token on.
-  scale: [n, L, taps] float32 or None: what each tap was multiplied by.
-  source: what an encoder reads before each, or None.
-  """
-
-  tokens: types.Array
-  spans: types.Array
-  features: types.Array | None = None
-  mass: types.Array | None = None
-  scale: types.Array | None = None
-  source: types.Source | None = None
-
-
 def source_room(data: sections.Data, target: build.LanguageModel) -> int:
   """Returns the ids that a source has room for; 0 without an encoder."""
   return 0 if target.start is None else data.source_length
@@ -65,10 +43,19 @@ def generate(
   data: sections.Data,
   seed: int,
   taps: tuple[int, ...] = (),
-) -> Iterator[tuple[np.ndarray, Answers]]:
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
   """Completes every prompt, in the order in which rows end.
 
-  Yields which prompts [n], and their answers, without sources.
+  Yields which prompts [n], and their answers by name:
+    tokens: [n, L] int32, prompts with their completions.
+    spans: [n, 2] prompt length and total length; equal in a row left out, whose
+      logits were not finite.
+  and with taps:
+    features: [n, L, E] float16, hidden states at each token but the last, each
+      tap divided by its root mean square. 0 in a row left out.
+    mass: [n, L] float32, log-sum-exp over the logits after each token, from the
+      prompt's last token on.
+    scale: [n, L, taps] float32, what each tap was multiplied by.
 
   Args:
     target: has the model's tokenizer and mesh. model, params decode.
@@ -140,14 +127,14 @@ def _recorder(taps: tuple[int, ...]) -> types.Drafter:
 
 @functools.cache
 def _reader(taps: tuple[int, ...], config: Any):
-  """Makes a reader that returns some rows' Answers; see pool.Pool.read."""
+  """Makes a reader that returns some rows' answers; see pool.Pool.read."""
 
   def read(weights, request, state: decode.State, info: types.Info, where_B):
     kept = request.lengths_B, state.tokens_BL, state.lengths_B, info.broken_B
     starts_B, tokens_BL, ends_B, broken_B = (x[where_B] for x in kept)
     spans_B2 = jnp.stack([starts_B, jnp.where(broken_B, starts_B, ends_B)], 1)
     if not taps:
-      return Answers(tokens_BL, spans_B2)
+      return {'tokens': tokens_BL, 'spans': spans_B2}
     assert info.logprob_BL is not None
     features_BLE, scale_BLn = (x[where_B] for x in state.drafter)
     last_BLD = jnp.split(features_BLE, len(taps), -1)[-1]
@@ -163,11 +150,13 @@ def _reader(taps: tuple[int, ...], config: Any):
     ok_B = ~broken_B & jnp.isfinite(features_BLE).all((1, 2))
     is_read_BL = jnp.arange(tokens_BL.shape[1])[None] < ends_B[:, None] - 1
     is_read_BL &= ok_B[:, None]
-    features_BLE = jnp.where(is_read_BL[..., None], features_BLE, 0)
-    mass_BL = jnp.where(is_read_BL, mass_BL, 0)
-    scale_BLn = jnp.where(is_read_BL[..., None], scale_BLn, 1)
-    spans_B2 = jnp.where(ok_B[:, None], spans_B2, starts_B[:, None])
-    return Answers(tokens_BL, spans_B2, features_BLE, mass_BL, scale_BLn)
+    return {
+      'tokens': tokens_BL,
+      'spans': jnp.where(ok_B[:, None], spans_B2, starts_B[:, None]),
+      'features': jnp.where(is_read_BL[..., None], features_BLE, 0),
+      'mass': jnp.where(is_read_BL, mass_BL, 0),
+      'scale': jnp.where(is_read_BL[..., None], scale_BLn, 1),
+    }
 
   return jax.jit(read)
 

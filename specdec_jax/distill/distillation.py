@@ -80,12 +80,12 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   taps = kind.check(s, opened)
   load = functools.partial(build.load, opened, dtype=dtype, mesh=mesh)
   # Answers on the kernels if there are any: faster, but training needs 'xla'.
-  ask = functools.partial(load, kernels=s.teacher.kernels)
-  asked = ask() if s.teacher.quantised else None
-  scan = False if s.student.layers else None  # apart, to pick single layers
-  target = asked and dequantised(asked)
-  target = target or load(scan_layers=scan, kernels='xla')
-  asked = asked or ask()
+  asked = load(kernels=s.teacher.kernels)
+  if dtype in convert.CODES:
+    target = dequantised(asked)
+  else:
+    scan = False if s.student.layers else None  # apart, to pick single layers
+    target = load(scan_layers=scan, kernels='xla')
   prompts = training_prompts.make(s.data, asked)
   answers = None  # the student samples all
   if s.data.completions == 'text':
@@ -142,7 +142,7 @@ def _task(
   target: build.LanguageModel,
   student: students.Student,
   prompts: training_prompts.Prompts,
-  answers: completions.Answers | None,
+  answers: dict[str, np.ndarray] | None,
   workdir: pathlib.Path,
 ) -> loop.Task:
   """Makes the training loop's task, judged by the held-out prompts."""
@@ -159,7 +159,7 @@ def _task(
   batches: Any  # both kinds have next, state and restore
   if s.data.completions in ('text', 'teacher'):
     assert answers is not None
-    batches = of(teacher.rows(answers), s.run.seed)
+    batches = of(answers, s.run.seed)
     share = batches.share
   else:
     batches = completions.OnPolicy(
@@ -187,7 +187,7 @@ def _sampler(
   target: build.LanguageModel,
   student: students.Student,
   prompts: list[requests.Item],
-  answers: completions.Answers | None,
+  answers: dict[str, np.ndarray] | None,
 ):
   """Makes (step, params) -> rows; the teacher's answers replace about half."""
   seed, count = s.run.seed, min(s.batch.rows * s.data.refresh, s.data.prompts)
@@ -203,11 +203,10 @@ def _sampler(
     at, parts = zip(*found, strict=True)  # in the order in which rows ended
     order = np.argsort(np.concatenate(at))
     whole = jax.tree.map(lambda *x: np.concatenate(x)[order], *parts)
-    source = requests.source_of(asked, count, room)
-    own = teacher.rows(whole._replace(source=source))
+    own = teacher.rows(whole, requests.source_of(asked, count, room))
     if answers is None:
       return own
-    theirs = teacher.rows(jax.tree.map(lambda x: x[chosen], answers))
+    theirs = {name: x[chosen] for name, x in answers.items()}
     return completions.mixed(own, theirs, seed + step)
 
   return sample

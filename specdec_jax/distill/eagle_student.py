@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ class Kind(NamedTuple):
   tap_norm: str
   drafter: Any  # a module with `make`
   loss: Callable[..., step_lib.Loss]  # of eagle_loss
+  layer: dict[str, Any] = {}  # settings unlike the teacher's
 
 
 _CHAIN = eagle_drafter, eagle_loss.unrolled
@@ -38,7 +40,11 @@ KINDS = {
   # MiMo's module. FastMTP (Cai et al. 2025, https://arxiv.org/abs/2509.18362)
   # has one for all steps, whose own states it feeds back.
   'mtp': Kind('joined', 'none', *_CHAIN),
-  'dflash': Kind('context', 'none', dflash, eagle_loss.masked),
+  # Layers of Qwen3, whatever the teacher has.
+  'dflash': Kind(
+    *('context', 'none', dflash, eagle_loss.masked),
+    dict(qk_norm=True, qkv_bias=False, o_bias=False),
+  ),
 }
 
 
@@ -62,7 +68,7 @@ def config_of(
   """
   if student.kind == 'eagle':
     return eagle.settings(c, student.taps or (c.depth - 1,))
-  kind, few, own = KINDS[student.kind], tuple(range(c.depth)[-3:]), {}
+  kind, few = KINDS[student.kind], tuple(range(c.depth)[-3:])
   # Below 7 layers EAGLE-3's repeat.
   taps = (1, c.depth // 2 - 1, c.depth - 4) if c.depth > 6 else few
   taps = student.taps or taps
@@ -73,8 +79,6 @@ def config_of(
       f'student.taps={taps}: needs layers of the teacher, 0 to {c.depth - 1}, '
       'in increasing order'
     )
-  if student.kind == 'dflash':  # layers of Qwen3, whatever the teacher has
-    own = dict(qk_norm=True, qkv_bias=False, o_bias=False)
   students.check_layers(student, c)
   block = dataclasses.replace(
     c,
@@ -83,7 +87,7 @@ def config_of(
     rotated=(True,),
     tied=False,
     run=model_config.Execution(),
-    **own,
+    **kind.layer,
   )
   return eagle.EagleConfig(
     block,
@@ -110,20 +114,6 @@ def _read(student: sections.Student, teacher) -> draft_file.Eagle:
   return draft
 
 
-def _teacher_layers(
-  student: sections.Student, target: build.LanguageModel
-) -> dict[str, jax.Array]:
-  """Returns the parameters in student.layers by their names in the draft."""
-  picked = lm_student.pruned(target.config, target.params, student.layers)
-  out = {}
-  for name, x in convert.plain(*picked)[1].items():
-    group, *rest = name.split('/', 2)
-    if group == 'layers':
-      number, name = rest
-      out[f'more/{number}/{name}' if int(number) else f'block/{name}'] = x
-  return out
-
-
 def mask_id(target: build.LanguageModel) -> int:
   """Picks an id for masks that few texts have."""
   named = dict(target.tokenizer.specials)
@@ -146,23 +136,27 @@ def make(
     block = dataclasses.replace(config.block, dtype=wide)
     params = eagle.init(dataclasses.replace(config, block=block), s.run.seed)
     if student.layers:
-      theirs = _teacher_layers(student, target)
-      params |= {name: x for name, x in theirs.items() if name in params}
+      picked = lm_student.pruned(target.config, target.params, student.layers)
+      for name, x in convert.plain(*picked)[1].items():
+        ours = re.sub('^layers/0/', 'block/', name)
+        ours = re.sub('^layers/', 'more/', ours)
+        if ours != name and ours in params:
+          params[ours] = x
   layout = students.layout_of(target, c, s.mesh.fsdp)
   gather = text_loss.gatherer(layout)
   given = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()
     given |= {n: hosts.put(given[n], whole) for n in ('head', 'ids')}
-  trained = lm.nest(students.copied(params, wide))
+  trained = lm.nest(params)
   if student.kind == 'eagle3':
-    trained['head'] = jnp.array(given['head'], wide)
+    trained['head'] = given['head']
   draft: Any = config
   if student.kind == 'dflash':
     draft = eagle.Blocks(config, mask_id(target), s.loss.unroll + 1)
   constrain = layout and layout.constrain
   return students.Student(
-    params=students.put(layout, trained),
+    params=students.placed(layout, trained, wide),
     loss=kind.loss(draft, model, s.loss, gather),
     frozen={n: given[n] for n in ('target', 'head')},
     weights=lambda params: given | eagle_loss.drafting(config, params, gather),

@@ -4,8 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from specdec_jax import (
   build,
   decode,
@@ -63,11 +61,8 @@ def make(
       loop=engine.loop,
       q=q,
     )
-    alpha_BL, starts_B = hosts.fetch((alpha_BL, request.lengths_B))
-    index_BL = np.indices(text.tokens_BL.shape)[1]
-    emitted_BL = index_BL >= starts_B[:, None]
-    emitted_BL &= index_BL < text.lengths_B[:, None]
-    alpha = float(alpha_BL[emitted_BL].mean())
+    emitted_BL = text.info.window_BL >= 0
+    alpha = float(hosts.fetch(alpha_BL)[emitted_BL].mean())
     expected = sum(alpha**k for k in range(judge.gamma + 1))
     return {
       'alpha': alpha,

@@ -110,14 +110,13 @@ def make(
     # A copy of the containers: fusing modifies them.
     config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
   layout = students.layout_of(target, config, s.mesh.fsdp)
-  dtype = students.wide(config)
-  config, params = config.running(dtype=dtype), students.copied(params, dtype)
+  config = config.running(dtype=students.wide(config))
   full_DV = None
   if student.vocabulary:
-    # A copy: training donates its arrays.
-    full_DV = np.array(hosts.fetch(params['head']))
+    full_DV = np.array(hosts.fetch(params['head']), config.dtype)
     config, params = convert.reduce(config, params, own or ids.tolist())
-  trained, shared = split_shared(students.put(layout, params), student.share)
+  params = students.placed(layout, params, config.dtype)
+  trained, shared = split_shared(params, student.share)
   constrain = layout and layout.constrain
   model = lm.make(
     config, ids=target.ids, vocab=target.model.vocab, constrain=constrain
@@ -162,25 +161,21 @@ def _write(
   transformers needs a head for all ids: full_DV gives the columns that the
   student does not propose; None if it proposes all.
   """
-  path, whole, params = folder / 'draft', config, hosts.fetch(params)
-  if student.layers and student.share:
-    file, saved = folder / 'draft.safetensors', (config, params, about)
-    hosts.from_first(lambda: draft_file.write_layers(file, *saved))
+  path, params, ids = folder / 'draft', hosts.fetch(params), config.proposes
+  whole = config, params
   if full_DV is not None:
     head_DV = full_DV.copy()
-    head_DV[:, list(config.proposes)] = params['head']
-    params |= {'head': head_DV}
-    whole = dataclasses.replace(config, proposes=(), tied=False)
-  hosts.from_first(
-    lambda: export.save(
-      path,
-      whole,
-      params,
-      target.tokenizer,
-      made_by=about,
-      draft_ids=config.proposes,
-    )
-  )
+    head_DV[:, list(ids)] = params['head']
+    own = dataclasses.replace(config, proposes=(), tied=False)
+    whole = own, params | {'head': head_DV}
+
+  def save() -> None:
+    if student.layers and student.share:
+      file = folder / 'draft.safetensors'
+      draft_file.write_layers(file, config, params, about)
+    export.save(path, *whole, target.tokenizer, made_by=about, draft_ids=ids)
+
+  hosts.from_first(save)
   return path
 
 
@@ -202,7 +197,7 @@ def distilled(
     student: in its forward pass's dtype. Both are compared on the ids that it
       proposes; p is not renormalised.
     teacher: reads every batch. Where the batch has its 'features' [B, T, D] and
-      'mass' [B, T] (see completions.Answers), only its last norm and head run,
+      'mass' [B, T] (see completions.generate), only its last norm and head run,
       and at temperature 1 its head needs only the student's ids.
     ids: how many ids are tokens. layout, over: student's and teacher's.
     frozen: {'teacher': its parameters, 'shared': what the student takes of it}.

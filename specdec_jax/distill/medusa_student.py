@@ -35,24 +35,25 @@ def make(
 
   Their blocks are the identity; their matrices, unless shared, the teacher's.
   """
-  c, model, wide = target.config, target.model, students.wide(target.config)
+  c, model = target.config, target.model
   assert len(ids) == target.ids
   layout = students.layout_of(target, c, s.mesh.fsdp)
   gather = text_loss.gatherer(layout)
-  zeros = lambda *shape: jnp.zeros(shape, wide)
-  layer = {'kernel': zeros(c.width, c.width), 'bias': zeros(c.width)}
+  layer = {'kernel': jnp.zeros((c.width, c.width)), 'bias': jnp.zeros(c.width)}
   own = {} if s.student.share else {'head': target.params['head']}
   head = {'layers': {'0': layer}} | own
-  params = {str(i): students.copied(head, wide) for i in range(s.loss.unroll)}
+  params = {str(i): head for i in range(s.loss.unroll)}
   heads = medusa.Heads(model, target.ids, c.depth, c.width, c.activations)
+
+  def weights(params, target: types.Params) -> types.Params:
+    params = text_loss.in_dtype(gather(params), c.dtype)
+    return {'heads': params, 'target': target}
+
   return students.Student(
-    params=students.put(layout, params),
-    loss=ahead(heads, c.dtype, s.loss, gather),
+    params=students.placed(layout, params, students.wide(c)),
+    loss=ahead(heads, weights, s.loss),
     frozen=target.params,
-    weights=lambda params: {
-      'heads': text_loss.in_dtype(gather(params), c.dtype),
-      'target': target.params,
-    },
+    weights=lambda params: weights(params, target.params),
     drafter=lambda gamma: medusa.make(heads, gamma=gamma),
     write=_write,
   )
@@ -81,16 +82,15 @@ def _write(
 
 def ahead(
   heads: medusa.Heads,
-  dtype: str,
+  weights: Callable[[types.Params, types.Params], types.Params],
   settings: sections.Loss,
-  gather: Callable[[Any], Any] = lambda params: params,
 ) -> step_lib.Loss:
   """Makes the mean divergence from the teacher over the heads.
 
   Head i reads token t's state and is compared with the teacher's distribution
   for token t + 2 + i; its weight is settings.decay ** i.
 
-  dtype: of the matrices in the forward pass. frozen: the teacher's parameters.
+  weights: (params, frozen) -> weights.draft; frozen: the teacher's parameters.
   batch: as teacher.rows has it, with the last layer's features.
   """
   target = heads.target
@@ -103,14 +103,10 @@ def ahead(
     )
     features_BTD = students.features(batch, settings.noise, key)
     state_BTD = norm(frozen, features_BTD).astype(heads.dtype)
-    weights = {
-      'heads': text_loss.in_dtype(gather(params), dtype),
-      'target': frozen,
-    }
-    T = state_BTD.shape[1]
+    own, T = weights(params, frozen), state_BTD.shape[1]
     each = (
       (
-        heads.logits(weights, i, state_BTD[:, : T - 2 - i]),
+        heads.logits(own, i, state_BTD[:, : T - 2 - i]),
         log_p_BTV[:, 1 + i :],
         batch['counted'][:, 2 + i :],
       )

@@ -15,15 +15,11 @@ QUESTIONS = 'questions'  # a source of prompts besides texts: generated here
 @dataclasses.dataclass(frozen=True)
 class Teacher(fields.Checked):
   source: str = fields.setting(needed='a model, such as hf:org/name')
+  # Training reads integers dequantised, in float32.
   dtype: str = fields.setting(allowed=convert.DTYPES, help='as target.dtype')
   kernels: str = fields.setting(
     allowed=library.CHOICES, help='of its answers, as target.kernels'
   )
-
-  @property
-  def quantised(self) -> bool:
-    """Whether training reads its numbers dequantised, in float32."""
-    return self.dtype in convert.CODES
 
 
 # Kind of student: its settings that have to be empty.

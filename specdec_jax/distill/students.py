@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specdec_jax import build, forward, hosts, sharding, types
-from specdec_jax.distill import completions, divergences, sections, teacher
+from specdec_jax.distill import divergences, sections
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
 from specdec_jax.train import step as step_lib
@@ -37,16 +37,15 @@ class Student(NamedTuple):
 
 
 def vocabulary(
-  size: int, ids: int, answers: completions.Answers | None
+  size: int, ids: int, rows: dict[str, np.ndarray] | None
 ) -> np.ndarray:
   """Picks the ids that a student can propose, ascending.
 
   The completions' `size` most frequent ones, of equally frequent ones the
   smaller; all of the teacher's `ids` where size is 0, or nothing is counted.
   """
-  if not size or answers is None:
+  if not size or rows is None:
     return np.arange(ids)
-  rows = teacher.rows(answers)
   counts = np.bincount(rows['tokens'][rows['counted']], minlength=ids)[:ids]
   most = np.argsort(-counts, kind='stable')[:size]
   return np.sort(most).astype(np.int32)
@@ -60,8 +59,11 @@ def layout_of(
   return mesh and sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
 
 
-def put(layout: sharding.Layout | None, params: types.Params) -> types.Params:
-  """Places nested parameters on the devices of a layout."""
+def placed(
+  layout: sharding.Layout | None, params: types.Params, dtype: str
+) -> types.Params:
+  """Copies parameters to a layout's devices: training donates its own."""
+  params = jax.tree.map(lambda x: jnp.array(x, dtype), params)
   if layout is None:
     return params
   flat = lm.flatten(params)
@@ -81,11 +83,6 @@ def halved(params: types.Params) -> dict[str, np.ndarray]:
 def wide(config: model_config.LMConfig) -> str:
   """Returns the dtype for trained parameters."""
   return 'float64' if config.dtype == 'float64' else 'float32'
-
-
-def copied(params: types.Params, dtype: str) -> types.Params:
-  """Copies parameters: training donates its own."""
-  return jax.tree.map(lambda x: jnp.array(x, dtype), params)
 
 
 def check_layers(

@@ -3,7 +3,6 @@
 A later run with the same settings resumes, reads or extends the folder.
 """
 
-import functools
 import hashlib
 import json
 import math
@@ -16,34 +15,34 @@ import jax
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, hosts, printing, program, requests
+from specdec_jax import build, hosts, printing, program, requests, types
 from specdec_jax.distill import completions, sections
 from specdec_jax.io import files
 from specdec_jax.train import logs, text
 
 # In a folder of answers: what they depend on, and a digest of each prompt.
 _FACTS = 'facts.json'
-# Of the answers of a teacher whose taps are recorded.
-_RECORDED = 'features', 'mass', 'scale'
 
 
-def rows(answers: completions.Answers) -> dict[str, np.ndarray]:
-  """Returns the arrays for training batches.
+def rows(
+  answers: dict[str, np.ndarray], source: types.Source | None = None
+) -> dict[str, np.ndarray]:
+  """Returns the arrays for training batches, from completions.generate's.
 
-  'tokens', 0 after the end; 'counted', true for completions; if there are any,
-  those in _RECORDED, 'source' and 'source_length'.
+  'tokens', 0 after the end; 'counted', true for completions; what else was
+  recorded; 'source' and 'source_length' if there are any.
   """
-  index_1L = np.arange(answers.tokens.shape[1])[None]
-  start, end = answers.spans[:, :1], answers.spans[:, 1:]
+  recorded = {**answers}
+  tokens, spans = recorded.pop('tokens'), recorded.pop('spans')
+  index_1L = np.arange(tokens.shape[1])[None]
+  start, end = spans[:, :1], spans[:, 1:]
   found = {
-    'tokens': np.where(index_1L < end, answers.tokens, 0),
+    'tokens': np.where(index_1L < end, tokens, 0),
     'counted': (index_1L >= start) & (index_1L < end),
   }
-  if answers.features is not None:
-    found |= {name: getattr(answers, name) for name in _RECORDED}
-  if answers.source is not None:
-    found |= zip(('source', 'source_length'), answers.source, strict=True)
-  return found
+  if source is not None:
+    found |= zip(('source', 'source_length'), source, strict=True)
+  return found | recorded
 
 
 def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -54,7 +53,8 @@ def ends(rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   if 'source' not in rows:
     return {}
   found = text.ends(rows)
-  return found | {n: found['tokens'] for n in _RECORDED if n in rows}
+  recorded = rows.keys() - found.keys() - {'source_length'}
+  return found | dict.fromkeys(recorded, found['tokens'])
 
 
 def answer(
@@ -62,8 +62,8 @@ def answer(
   target: build.LanguageModel,
   prompts: Sequence[requests.Item],
   taps: tuple[int, ...] = (),
-) -> completions.Answers:
-  """Records the teacher's answers to all prompts, memory-mapped.
+) -> dict[str, np.ndarray]:
+  """Records the teacher's answers to all prompts: rows, memory-mapped.
 
   They are in data.folder, or in the cache under a digest of all that they
   depend on. A folder with fewer of the same prompts is extended, one with more
@@ -89,7 +89,7 @@ def answer(
     path = path.with_name(f'{path.name}.process{jax.process_index()}')
   own = [digest([x])[:16] for x in prompts]
   arrays = _open(path, facts, own, target.config.width)
-  left = np.flatnonzero(hosts.anywhere(arrays.spans[:, 1] == 0)).tolist()
+  left = np.flatnonzero(hosts.anywhere(arrays['spans'][:, 1] == 0)).tolist()
   asked = [prompts[i] for i in left]
   found = completions.generate(
     target, target.model, target.params, asked, data, data.seed, taps
@@ -97,14 +97,11 @@ def answer(
   pick = lambda x, i: jax.tree.map(lambda array: array[i], x)
   each = ((left[n], pick(x, i)) for at, x in found for i, n in enumerate(at))
   for row, one in printing.track(each, 'teacher answers', len(left)):
-    # Spans last: they say that a row is done.
-    for name in (*_RECORDED, 'tokens', 'spans'):
-      if (array := getattr(arrays, name)) is not None:
-        array[row] = getattr(one, name)
-        array.flush()
-  _check_broken(arrays.spans, target.label)
-  source = requests.source_of(prompts, len(prompts), room)
-  return arrays._replace(source=source)
+    for name, array in arrays.items():
+      array[row] = one[name]
+      array.flush()
+  _check_broken(arrays['spans'], target.label)
+  return rows(arrays, requests.source_of(prompts, len(prompts), room))
 
 
 def digest(prompts: Sequence[requests.Item]) -> str:
@@ -129,7 +126,7 @@ def _check_broken(spans: np.ndarray, label: str) -> None:
 
 def _open(
   folder: pathlib.Path, facts: dict[str, Any], prompts: list[str], width: int
-) -> completions.Answers:
+) -> dict[str, np.ndarray]:
   """Opens a folder for prompts of these digests; spans are 0 if unanswered."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
@@ -145,14 +142,16 @@ def _open(
       f'{folder}: holds answers with other {", ".join(differ)}; name another '
       'folder, or remove it'
     )
-  array = functools.partial(_array, folder, exists, n)
-  opened = completions.Answers(
-    tokens=array('tokens', np.int32, L),
-    spans=array('spans', np.int32, 2),
-    features=array('features', np.float16, L, taps * width) if taps else None,
-    mass=array('mass', np.float32, L) if taps else None,
-    scale=array('scale', np.float32, L, taps) if taps else None,
-  )
+  recorded = {
+    'features': (np.float16, L, taps * width),
+    'mass': (np.float32, L),
+    'scale': (np.float32, L, taps),
+  }
+  # Spans last: they say that a row is done.
+  own = {'tokens': (np.int32, L), 'spans': (np.int32, 2)}
+  kinds = recorded | own if taps else own
+  array = lambda name: _array(folder, exists, n, name, *kinds[name])
+  opened = {name: array(name) for name in kinds}
   with logs.writing(folder):
     both = facts | {'prompts': max(had, prompts, key=len)}
     files.write(path, json.dumps(both))
@@ -179,8 +178,6 @@ def _array(
       header = dict(descr=dtype.str, fortran_order=False, shape=whole)
       np.lib.format.write_array_header_1_0(file, header)
       size = file.tell() + dtype.itemsize * math.prod(whole)
-      if hasattr(os, 'posix_fallocate'):
+      if hasattr(os, 'posix_fallocate'):  # else opening it takes the space
         os.posix_fallocate(file.fileno(), 0, size)
-      else:
-        file.truncate(size)
   return np.load(path, mmap_mode='r+')[:n]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import logging
 
-from specdec_jax import build, requests, types
+from specdec_jax import build, requests
 from specdec_jax.distill import completions, sections
 from specdec_jax.train import text
 
@@ -20,8 +20,8 @@ class Prompts(NamedTuple):
 
   kept: list[requests.Item]  # to train on; more of them begin with the same
   held_out: list[requests.Item]  # to evaluate with
-  # Those to train on with their continuations in the source, or None.
-  texts: completions.Answers | None = None
+  # Rows of those to train on, with their continuations in the source, or None.
+  texts: dict[str, np.ndarray] | None = None
 
 
 def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
@@ -48,8 +48,15 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
     prompts = _fitting(data, target, found)
     if data.completions != 'text':
       return prompts
-    kept = found[data.held_out :][: data.prompts]
-    return prompts._replace(texts=_pairs(data, target, corpus, kept))
+    assert target.start is not None
+    kept = tuple(found[data.held_out :][: data.prompts])
+    # Of equal sources the last one's.
+    targets = dict(zip(corpus.sources, corpus.documents, strict=True))
+    said = tuple(targets[x] for x in kept)
+    pairs = corpus._replace(sources=kept, documents=said)
+    lengths = data.length, data.source_length
+    rows = text.pair_rows(pairs, target.tokenizer, target.start, *lengths)
+    return prompts._replace(texts=rows)
   rows = text.pack(corpus, target.tokenizer, data.length)
   if len(rows) < count:
     raise ValueError(
@@ -58,33 +65,11 @@ def make(data: sections.Data, target: build.LanguageModel) -> Prompts:
     )
   rows = rows[draw.permutation(len(rows))[:count]]
   tokens = rows[:, : data.prompt_tokens].tolist()
-  spans = np.tile([[data.prompt_tokens, data.length]], (data.prompts, 1))
   held, kept = tokens[: data.held_out], tokens[data.held_out :]
-  texts = completions.Answers(rows[data.held_out :], spans)
+  counted_L = np.arange(data.length) >= data.prompt_tokens
+  counted_NL = np.tile(counted_L, (len(kept), 1))
+  texts = {'tokens': rows[data.held_out :], 'counted': counted_NL}
   return Prompts(requests.items(kept), requests.items(held), texts)
-
-
-def _pairs(
-  data: sections.Data,
-  target: build.LanguageModel,
-  corpus: text.Corpus,
-  kept: Sequence[str],
-) -> completions.Answers:
-  """Returns the targets for these sources; of equal sources the last one's."""
-  assert target.start is not None
-  targets = dict(zip(corpus.sources, corpus.documents, strict=True))
-  pairs = corpus._replace(
-    sources=tuple(kept), documents=tuple(targets[x] for x in kept)
-  )
-  rows = text.pair_rows(
-    pairs, target.tokenizer, target.start, data.length, data.source_length
-  )
-  ends = 1 + rows['counted'].sum(1)
-  return completions.Answers(
-    rows['tokens'],
-    np.stack([np.ones_like(ends), ends], 1),
-    source=types.Source(rows['source'], rows['source_length']),
-  )
 
 
 def _fitting(

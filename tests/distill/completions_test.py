@@ -35,8 +35,8 @@ def test_a_row_whose_logits_broke_has_no_answer():
   request = SimpleNamespace(lengths_B=np.array([2, 1]))
   read = completions._reader((), None)
   found = read.__wrapped__(None, request, state, info, np.array([1, 0]))
-  assert found.spans.tolist() == [[1, 1], [2, 4]]
-  assert found.tokens.tolist() == tokens_BL[::-1].tolist()
+  assert found['spans'].tolist() == [[1, 1], [2, 4]]
+  assert found['tokens'].tolist() == tokens_BL[::-1].tolist()
 
 
 def on_policy(folder, sampled: list[int], every: int = 3):

@@ -52,7 +52,8 @@ def test_a_head_learns_the_teachers_law_of_the_token_it_drafts(
   }
   read = medusa.Heads(model, target.ids, c.depth, D, c.activations)
   settings = sections.Loss('forward_kl', temperature, count, 0.8, 0.0)
-  loss = medusa_student.ahead(read, 'float64', settings)
+  weights = lambda heads, target: {'heads': heads, 'target': target}
+  loss = medusa_student.ahead(read, weights, settings)
   value, figures = loss(heads, params, batch, jax.random.key(0))
   each, alphas, matrix_DV = [], [], np.asarray(params['head'])
   for i, head in enumerate(heads.values()):

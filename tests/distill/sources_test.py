@@ -53,31 +53,31 @@ def test_prompts_are_sources_that_keep_their_beginning(pairs):
 
 
 def texts_of(pairs, target):
-  """(prompts, their texts as rows of a batch)."""
+  """Prompts with their texts."""
   data = pairs | dict(completions='text', source_length=9)
-  found = training_prompts.make(runs.settings('t5', data=data).data, target)
-  return found, teacher.rows(found.texts)
+  return training_prompts.make(runs.settings('t5', data=data).data, target)
 
 
 def test_pairs_are_sources_with_their_texts(pairs):
   target = build.load(TEACHER)
-  found, rows = texts_of(pairs, target)
+  found = texts_of(pairs, target)
+  rows = found.texts
   words = lambda ids: target.tokenizer.decode([i for i in ids if i != stop])
   stop = target.tokenizer.eos_ids[0]
   seen = set()
   for i, prompt in enumerate(found.kept):
     end = rows['source_length'][i]
     np.testing.assert_array_equal(rows['source'][i, :end], prompt.source)
-    start, *said = rows['tokens'][i][: found.texts.spans[i, 1]].tolist()
+    start, *said = rows['tokens'][i].tolist()
+    said = said[: rows['counted'][i].sum()]
     assert start == target.start and said[-1] == stop
-    assert rows['counted'][i].sum() == len(said)
     seen.add(int(words(said)))
   # Of the two with one source the last: no source is held out and trained on.
   assert len(seen) == 8 and 0 not in seen
 
 
 def test_rows_are_cut_behind_what_counts(pairs):
-  _, rows = texts_of(pairs, build.load(TEACHER))
+  rows = texts_of(pairs, build.load(TEACHER)).texts
   rows |= {'features': rows['tokens'][..., None], 'mass': rows['tokens']}
   ends = teacher.ends(rows)
   assert set(ends) == set(rows) - {'source_length'}
@@ -99,7 +99,7 @@ def test_answers_of_students_stand_beside_their_own_sources(monkeypatch):
     # Each answers with its own source; the last ones end first.
     for at in np.split(np.arange(len(prompts))[::-1], 4):
       tokens = np.array([[0, *prompts[i].source] for i in at])
-      yield at, completions.Answers(tokens, np.array([[1, 3]] * len(at)))
+      yield at, {'tokens': tokens, 'spans': np.array([[1, 3]] * len(at))}
 
   monkeypatch.setattr(completions, 'generate', generate)
   target = types.SimpleNamespace(start=0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specdec_jax import build
-from specdec_jax.distill import completions, lm_student, students
+from specdec_jax.distill import lm_student, students, teacher
 from specdec_jax.io import export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm, work
@@ -58,8 +58,9 @@ def factors(jaxpr, sizes):
 def test_the_most_frequent_ids():
   # Of completions: four 7s, three 4s, one 1; 9 is in prompts only.
   tokens = np.array([[9, 9, 4, 4, 7, 0], [9, 1, 4, 7, 7, 7]])
-  answers = completions.Answers(tokens, np.array([[2, 5], [1, 6]]))
-  of = lambda size: students.vocabulary(size, 10, answers).tolist()
+  spans = np.array([[2, 5], [1, 6]])
+  rows = teacher.rows({'tokens': tokens, 'spans': spans})
+  of = lambda size: students.vocabulary(size, 10, rows).tolist()
   assert (of(1), of(2), of(5)) == ([7], [4, 7], [0, 1, 2, 4, 7])
   assert of(10) == of(0) == list(range(10))
 

@@ -14,6 +14,7 @@ import pytest
 from specdec_jax import api, build, completion, forward, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
+from specdec_jax.train import text_loss
 from tests.distill import runs
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
@@ -35,10 +36,16 @@ def answer(target, folder, prompts=ITEMS, taps=TAPS, **changes):
   return teacher.answer(data, target, prompts, taps)
 
 
+def span(rows, i: int) -> tuple[int, int]:
+  """Where the answer in a row begins and ends."""
+  at = np.flatnonzero(rows['counted'][i])
+  return at[0], at[-1] + 1
+
+
 def test_tokens_of_completions_count():
   tokens = np.array([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 0, 0, 0]])
   spans = np.array([[2, 4], [1, 5], [2, 2]])  # the last is left out
-  rows = teacher.rows(completions.Answers(tokens, spans))
+  rows = teacher.rows({'tokens': tokens, 'spans': spans})
   assert rows['tokens'].tolist()[:2] == [[1, 2, 3, 4, 0], [6, 7, 8, 9, 10]]
   assert rows['counted'].astype(int).tolist() == [
     [0, 0, 1, 1, 0],
@@ -88,26 +95,26 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
   target, items, answers = answered
   engine = build.engine(target)
   for i, item in enumerate(items):
-    start, end = answers.spans[i]
-    assert answers.tokens[i, :start].tolist() == list(item.tokens)
+    start, end = span(answers, i)
+    assert answers['tokens'][i, :start].tolist() == list(item.tokens)
     wanted = completion.Settings(
       (0.0, 1.0)[i % 2], seed=7, max_new_tokens=24 - len(item.tokens)
     )
     asked = api.ask(target, item, wanted)
     ((_, plain),) = api.answers(engine, [asked], rows=1)
-    assert answers.tokens[i, start:end].tolist() == plain.tokens
-  assert len({tuple(x) for x in answers.tokens.tolist()}) == len(items)
+    assert answers['tokens'][i, start:end].tolist() == plain.tokens
+  assert len({tuple(x) for x in answers['tokens'].tolist()}) == len(items)
 
 
 @pytest.mark.more
 def test_features_and_mass_are_those_of_a_forward_pass(answered):
   target, _, answers = answered
-  model, (rows, L) = target.model, answers.tokens.shape
-  source = jax.tree.map(jnp.asarray, answers.source)
+  model, tokens = target.model, jnp.asarray(answers['tokens'])
+  source, (rows, L) = text_loss.source_of(answers), tokens.shape
   hidden, taps, _ = forward.read(
     model,
     target.params,
-    jnp.asarray(answers.tokens),
+    tokens,
     jnp.zeros((rows,), jnp.int32),
     forward.open_cache(model, target.params, rows, L, source),
     slots=L,
@@ -115,16 +122,17 @@ def test_features_and_mass_are_those_of_a_forward_pass(answered):
   )
   want = np.asarray(eagle.normed(forward.concat(taps), len(TAPS)))
   mass = np.asarray(jax.nn.logsumexp(model.head(target.params, hidden), -1))
-  for i, (start, end) in enumerate(answers.spans):
+  for i in range(rows):
+    start, end = span(answers, i)
     read, drawn = slice(end - 1), slice(start - 1, end - 1)
     np.testing.assert_allclose(
-      answers.features[i, read], want[i, read], atol=2e-3
+      answers['features'][i, read], want[i, read], atol=2e-3
     )
     # The logit of the token that was drawn comes from float16 features.
     np.testing.assert_allclose(
-      answers.mass[i, drawn], mass[i, drawn], atol=2e-3
+      answers['mass'][i, drawn], mass[i, drawn], atol=2e-3
     )
-    assert not answers.features[i, end - 1 :].any()
+    assert not answers['features'][i, end - 1 :].any()
 
 
 @pytest.mark.more
@@ -138,11 +146,11 @@ def test_rows_with_broken_logits_are_left_out(target, tmp_path, caplog):
   with jax.debug_nans(False), caplog.at_level(logging.WARNING):
     found = answer(broken, tmp_path, temperatures=(0.0,))
   assert any('1 of 5 answers are left out' in x.message for x in caplog.records)
-  lengths = (found.spans[:, 1] - found.spans[:, 0]).tolist()
+  lengths = found['counted'].sum(1).tolist()
   assert lengths[1] == 0 and min(lengths[:1] + lengths[2:]) > 0
   # A masked NaN would still have a NaN gradient.
-  assert np.isfinite(found.features).all() and np.isfinite(found.mass).all()
-  assert not found.features[1].any() and found.features[0].any()
+  assert all(np.isfinite(found[x]).all() for x in ('features', 'mass'))
+  assert not found['features'][1].any() and found['features'][0].any()
 
 
 def test_a_teacher_without_a_sound_answer_is_refused(target, tmp_path):
@@ -173,7 +181,7 @@ def test_resumes_where_it_stopped(target, recorded, tmp_path, monkeypatch):
   # Nothing is answered twice.
   again = answer(target, tmp_path)
   assert left == [5, 3, 0]
-  np.testing.assert_array_equal(again.tokens, recorded[1].tokens)
+  np.testing.assert_array_equal(again['tokens'], recorded[1]['tokens'])
 
 
 def test_a_folder_grows_with_its_prompts(target, recorded, tmp_path):
@@ -189,9 +197,10 @@ def test_answers_are_of_their_sources(sourced, tmp_path, monkeypatch):
   target, _ = sourced
   of = lambda items, **more: answer(target, tmp_path, items, **more)
   few = of(SOURCED[:3])
-  assert few.source.lengths_B.tolist() == [len(x) for x in PROMPTS[:3]]
+  assert few['source_length'].tolist() == [len(x) for x in PROMPTS[:3]]
   monkeypatch.setattr(completions, 'generate', lambda *a, **b: iter(()))
-  np.testing.assert_array_equal(of(SOURCED[:2]).tokens, few.tokens[:2])
+  two = of(SOURCED[:2])['tokens']
+  np.testing.assert_array_equal(two, few['tokens'][:2])
   with pytest.raises(ValueError, match='holds answers with other sources'):
     of(SOURCED, source_length=32)
 
@@ -228,4 +237,4 @@ def test_a_full_disk_is_one_sentence(what, target, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='No space left .*mend that'):
       answer(target, tmp_path / 'new')
   # With room it resumes, from whatever was left.
-  assert answer(target, tmp_path / 'new').spans.all()
+  assert answer(target, tmp_path / 'new')['counted'].any(1).all()

@@ -131,10 +131,10 @@ def test_a_text_and_too_short_a_text(tmp_path):
   path.write_text('a few words\n' * 20)
   s = data(source=str(path), length=20, prompt_tokens=8, completions='text')
   prompts = training_prompts.make(s, target)
-  rows = prompts.texts.tokens[:, :8].tolist()
+  rows = prompts.texts['tokens'][:, :8].tolist()
   assert rows == [x.tokens for x in prompts.kept] and len(rows) == 8
   assert len(prompts.held_out) == 2
-  assert prompts.texts.spans.tolist() == [[8, 20]] * 8
+  assert prompts.texts['counted'].tolist() == [[False] * 8 + [True] * 12] * 8
   s = dataclasses.replace(s, length=32)
   with pytest.raises(ValueError, match='prompts=8 and held_out=2: .* rows'):
     training_prompts.make(s, target)
