@@ -46,16 +46,12 @@ def generate(
 ) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray]]]:
   """Completes every prompt, in the order in which rows end.
 
-  Yields which prompts [n], and their answers by name:
-    tokens: [n, L] int32, prompts with their completions.
-    spans: [n, 2] prompt length and total length; equal in a row left out, whose
-      logits were not finite.
-  and with taps:
-    features: [n, L, E] float16, hidden states at each token but the last, each
-      tap divided by its root mean square. 0 in a row left out.
-    mass: [n, L] float32, log-sum-exp over the logits after each token, from the
-      prompt's last token on.
-    scale: [n, L, taps] float32, what each tap was multiplied by.
+  Yields which prompts [n], and their answers by name: 'tokens' [n, L], and
+  'spans' [n, 2], lengths of prompt and whole, equal in a row left out, whose
+  logits were not finite. With taps also 'features' [n, L, E] float16, hidden
+  states at each token but the last, each tap divided by its root mean square, 0
+  in a row left out; 'mass' [n, L], log-sum-exp over the logits after each token
+  from the prompt's last on; 'scale' [n, L, taps], what taps were multiplied by.
 
   Args:
     target: has the model's tokenizer and mesh. model, params decode.

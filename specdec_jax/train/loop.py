@@ -100,7 +100,7 @@ def run(
     stops = stack.enter_context(program.interrupts())
     bar = printing.progress('training', settings.steps, first)
     advanced = stack.enter_context(bar)
-    recorder = _Recorder(task, settings, saved, logs, score, stops)
+    record = _recorder(task, settings, saved, logs, score, stops)
     devices = {d for x in jax.tree.leaves(state) for d in x.devices()}
     peak = task.flops and machine.matmul_flops(task.dtype) * len(devices)
     for step in range(first, settings.steps):
@@ -117,52 +117,47 @@ def run(
       clocks['core_seconds'] = time.process_time() - worked
       _check_finite({name: figures[name] for name in _NORMS}, step)
       advanced(step + 1, _words(figures, clocks))
-      stop = recorder.record(step + 1, state, figures, clocks)
+      stop = record(step + 1, state, figures, clocks)
       if stop and step + 1 < settings.steps:
         return Ended(step + 1)
     return _best(saved, task, state)
 
 
-@dataclasses.dataclass
-class _Recorder:
-  """Logs, evaluates and saves steps when they are due."""
+def _recorder(
+  task: Task,
+  settings: Run,
+  saved: checkpoint.Checkpoints,
+  logs: logs_lib.Logs,
+  top: float,
+  stops: Sequence[int],
+) -> Callable[..., bool]:
+  """Makes a function that logs, evaluates and saves what `step` steps made,
+  each if due; it returns whether the run must stop, with that step saved.
 
-  task: Task
-  settings: Run
-  saved: checkpoint.Checkpoints
-  logs: logs_lib.Logs
-  score: float  # the best so far
-  stops: Sequence[int]  # signals received
+  top: the best score so far. stops: signals received.
+  """
 
-  def record(
-    self,
-    step: int,
-    state: step_lib.State,
-    figures: dict[str, Any],
-    clocks: dict[str, float],
-  ) -> bool:
-    """Logs, evaluates and saves what `step` steps made, each if due; returns
-    whether the run must stop, with that step saved."""
-    due = lambda every: step % every == 0 or step == self.settings.steps
-    if due(self.settings.log_every):
-      self.logs.write('metrics', step, figures)
-      self.logs.write('clocks', step, clocks)
+  def record(step: int, state: step_lib.State, figures, clocks) -> bool:
+    nonlocal top
+    due = lambda every: step % every == 0 or step == settings.steps
+    if due(settings.log_every):
+      logs.write('metrics', step, figures)
+      logs.write('clocks', step, clocks)
     found, best = None, False
-    if due(self.settings.evaluate_every):
-      found = logs_lib.plain(self.task.evaluate(state.params))
-      score = self.task.score(found)
+    if due(settings.evaluate_every):
+      found = logs_lib.plain(task.evaluate(state.params))
+      score = task.score(found)
       _check_finite({'score': score}, step - 1)
-      self.logs.write('metrics', step, found)
-      best, self.score = score > self.score, max(score, self.score)
-    stop = hosts.anywhere(bool(self.stops))
-    if best or stop or due(self.settings.checkpoint_every):
-      facts = {
-        'data': self.task.batches.state(),
-        'score': self.score if math.isfinite(self.score) else None,
-        'figures': found,
-      }
-      self.saved.save(step, state, facts, best=best)
+      logs.write('metrics', step, found)
+      best, top = score > top, max(score, top)
+    stop = hosts.anywhere(bool(stops))
+    if best or stop or due(settings.checkpoint_every):
+      known = top if math.isfinite(top) else None
+      facts = {'data': task.batches.state(), 'score': known, 'figures': found}
+      saved.save(step, state, facts, best=best)
     return stop
+
+  return record
 
 
 def _begin(

@@ -79,7 +79,25 @@ def open_run(
   fixed: keys, such as 'run.seed', or sections, such as 'text', that a resumed
     run cannot change.
   """
-  begun = hosts.from_first(lambda: _open(folder, config, changed, fixed))
+
+  def resumes() -> bool:
+    program.open_workdir(str(folder))
+    files.sweep(folder)
+    if not (path := folder / loop.CONFIG).exists():
+      return False
+    differ = _differing(files.read_json(path), config)
+    stuck = [x for x in differ if x in fixed or x.partition('.')[0] in fixed]
+    if stuck or (differ and not changed):
+      cure = '; take another workdir, or go on with the new ones by --changed'
+      if stuck:
+        cure = ', which cannot change in a run; take another workdir'
+      raise ValueError(
+        f'workdir {folder}: begun with other values of '
+        f'{", ".join(stuck or differ)}{cure}'
+      )
+    return True
+
+  begun = hosts.from_first(resumes)
   if jax.process_count() > 1:
     _check_shared(folder)
   return begun
@@ -100,38 +118,12 @@ def _check_shared(folder: pathlib.Path) -> None:
     )
 
 
-def _open(
-  folder: pathlib.Path,
-  config: dict[str, Any],
-  changed: bool,
-  fixed: Sequence[str],
-) -> bool:
-  program.open_workdir(str(folder))
-  files.sweep(folder)
-  if not (path := folder / loop.CONFIG).exists():
-    return False
-  differ = _differing(files.read_json(path), config)
-  stuck = [x for x in differ if x in fixed or x.partition('.')[0] in fixed]
-  if stuck or (differ and not changed):
-    cure = '; take another workdir, or go on with the new ones by --changed'
-    if stuck:
-      cure = ', which cannot change in a run; take another workdir'
-    raise ValueError(
-      f'workdir {folder}: begun with other values of '
-      f'{", ".join(stuck or differ)}{cure}'
-    )
-  return True
-
-
 def _differing(before: dict[str, Any], config: dict[str, Any]) -> list[str]:
   """Lists the keys with different values, as 'section.key'."""
-  before, now = _flat(before), _flat(json.loads(json.dumps(config)))
-  return sorted(x for x in before | now if before.get(x) != now.get(x))
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-  return {
+  flat = lambda config: {
     f'{name}.{key}': x
     for name, section in config.items()
     for key, x in section.items()
   }
+  before, now = flat(before), flat(json.loads(json.dumps(config)))
+  return sorted(x for x in before | now if before.get(x) != now.get(x))
