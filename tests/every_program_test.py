@@ -146,7 +146,7 @@ def test_every_student_begins_at_tiny_with_what_its_refusals_ask_for(kind):
       c[section].update(values)
   s = distillation.settings(c)
   target = specdec_jax.load('random:tiny', scan_layers=False, kernels='xla')
-  module = distillation.kind_of(s.student)
+  module = distillation.KINDS[s.student.kind]
   assert module.check(s, sources.open_source('random:tiny')) is not None
   ids = np.arange(s.student.vocabulary or target.ids)
   student = module.make(s, target, ids)

@@ -29,12 +29,8 @@ from specdec_jax.train import data, loop, runner, text
 # judge, by whose figures its steps are compared.
 _FIXED = ('teacher', 'student', 'data', 'batch', 'run.seed', 'read', 'judge')
 _FIXED += ('optimiser.muon',)
-_KINDS = {'lm': lm_student, 'medusa': medusa_student}
-
-
-def kind_of(student: sections.Student) -> Any:
-  """Returns the module for a kind of student."""
-  return _KINDS.get(student.kind, eagle_student)
+KINDS: dict[str, Any] = dict.fromkeys(eagle_student.KINDS, eagle_student)
+KINDS |= {'lm': lm_student, 'medusa': medusa_student}
 
 
 def settings(config) -> sections.Settings:
@@ -76,7 +72,7 @@ def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
   mesh, dtype = s.mesh.over(s.rows), s.teacher.dtype
   opened = sources.open_source(s.teacher.source)
   _check_teacher(s.data, s.student, opened)
-  kind = kind_of(s.student)
+  kind = KINDS[s.student.kind]
   taps = kind.check(s, opened)
   load = functools.partial(build.load, opened, dtype=dtype, mesh=mesh)
   # Answers on the kernels if there are any: faster, but training needs 'xla'.

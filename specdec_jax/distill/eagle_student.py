@@ -20,7 +20,6 @@ from specdec_jax.io.published import draft_file, eagle_export
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from specdec_jax.train import step as step_lib
-from specdec_jax.train import text_loss
 
 
 class Kind(NamedTuple):
@@ -142,8 +141,7 @@ def make(
         ours = re.sub('^layers/', 'more/', ours)
         if ours != name and ours in params:
           params[ours] = x
-  layout = students.layout_of(target, c, s.mesh.fsdp)
-  gather = text_loss.gatherer(layout)
+  layout, gather = students.laid_out(target, c, s.mesh.fsdp)
   given = eagle.weights({}, ids, target.params)
   if layout is not None:
     whole = layout.sharding()

@@ -83,18 +83,13 @@ def pruned(
   return config.of_layers(layers), params | {'layers': kept}
 
 
-def split_shared(params: types.Params, share: bool) -> tuple[Any, Any]:
-  """Splits a student's parameters into (trained, frozen)."""
-  frozen = {n: x for n, x in params.items() if share and n in draft_file.SHARED}
-  return {n: x for n, x in params.items() if n not in frozen}, frozen
-
-
 def make(
   s: sections.Settings, target: build.LanguageModel, ids: np.ndarray
 ) -> students.Student:
   """Makes the student that proposes `ids`, or those of student.source."""
   student = s.student
   config, own = config_of(student, target)
+  shares = draft_file.SHARED if student.share else ()
   if student.source:
     draft = build.load(
       student.source, dtype='float32', scan_layers=False, kernels='xla'
@@ -102,21 +97,21 @@ def make(
     config, params = draft.config, draft.params
   elif student.size:
     params = lm.init(config, s.run.seed)
-    _, shared = split_shared(params, student.share)
-    params |= {n: target.params[n] for n in shared}
+    params |= {n: target.params[n] for n in params if n in shares}
   else:
     config, params = pruned(target.config, target.params, student.layers)
     # Fused on a mesh too, unlike the teacher: the same student on any devices.
     # A copy of the containers: fusing modifies them.
     config, params = convert.fuse(config, jax.tree.map(lambda x: x, params))
-  layout = students.layout_of(target, config, s.mesh.fsdp)
+  layout, gather = students.laid_out(target, config, s.mesh.fsdp)
   config = config.running(dtype=students.wide(config))
   full_DV = None
   if student.vocabulary:
     full_DV = np.array(hosts.fetch(params['head']), config.dtype)
     config, params = convert.reduce(config, params, own or ids.tolist())
   params = students.placed(layout, params, config.dtype)
-  trained, shared = split_shared(params, student.share)
+  trained = {n: x for n, x in params.items() if n not in shares}
+  shared = {n: x for n, x in params.items() if n in shares}
   constrain = layout and layout.constrain
   model = lm.make(
     config, ids=target.ids, vocab=target.model.vocab, constrain=constrain
@@ -125,18 +120,16 @@ def make(
   # Without the mass, p is normalised over all ids, so all columns are needed.
   if s.data.keep and config.proposes and s.loss.temperature in (0, 1):
     teacher, given = convert.reduce(teacher, given, config.proposes)
-  value = distilled(
-    config.running(dtype=target.config.dtype),
-    teacher,
-    s.loss,
-    ids=target.ids,
-    layout=layout,
-    over=target.layout,
-  )
-  gather = text_loss.gatherer(layout)
   return students.Student(
     params=trained,
-    loss=value,
+    loss=distilled(
+      config.running(dtype=target.config.dtype),
+      teacher,
+      s.loss,
+      ids=target.ids,
+      layout=layout,
+      over=target.layout,
+    ),
     frozen={'teacher': given, 'shared': shared},
     weights=lambda params: gather(params | shared),
     drafter=lambda gamma: lm_drafter.make(model, gamma=gamma),

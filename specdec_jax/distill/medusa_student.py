@@ -37,8 +37,7 @@ def make(
   """
   c, model = target.config, target.model
   assert len(ids) == target.ids
-  layout = students.layout_of(target, c, s.mesh.fsdp)
-  gather = text_loss.gatherer(layout)
+  layout, gather = students.laid_out(target, c, s.mesh.fsdp)
   layer = {'kernel': jnp.zeros((c.width, c.width)), 'bias': jnp.zeros(c.width)}
   own = {} if s.student.share else {'head': target.params['head']}
   head = {'layers': {'0': layer}} | own

@@ -51,12 +51,15 @@ def vocabulary(
   return np.sort(most).astype(np.int32)
 
 
-def layout_of(
+def laid_out(
   target: build.LanguageModel, config: model_config.LMConfig, fsdp: bool
-) -> sharding.Layout | None:
-  """Lays a student out on its teacher's mesh; each device computes with all."""
-  mesh = target.layout and target.layout.mesh
-  return mesh and sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
+) -> tuple[sharding.Layout | None, Callable[[Any], Any]]:
+  """Lays a student out on its teacher's mesh; each device computes with all.
+  Returns (layout, what gathers its parameters)."""
+  layout = mesh = target.layout and target.layout.mesh
+  if mesh:
+    layout = sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
+  return layout, text_loss.gatherer(layout)
 
 
 def placed(

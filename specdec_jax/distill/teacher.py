@@ -100,7 +100,15 @@ def answer(
     for name, array in arrays.items():
       array[row] = one[name]
       array.flush()
-  _check_broken(arrays['spans'], target.label)
+  broken = int(np.equal(*arrays['spans'].T).sum())
+  sentence = (
+    f'{broken} of {len(prompts)} answers are left out: the logits of '
+    f'{target.label} are not finite there'
+  )
+  if broken == len(prompts):
+    raise ValueError(f'{sentence}; try --config.teacher.dtype=float32')
+  if broken:
+    logging.warning(sentence)
   return rows(arrays, requests.source_of(prompts, len(prompts), room))
 
 
@@ -109,19 +117,6 @@ def digest(prompts: Sequence[requests.Item]) -> str:
   rows = (x for one in prompts for x in (one.tokens, one.source) if len(x))
   words = '\0'.join(str(list(x)) for x in rows)
   return hashlib.sha256(words.encode()).hexdigest()
-
-
-def _check_broken(spans: np.ndarray, label: str) -> None:
-  """Counts the rows left out in a warning; ValueError if those are all."""
-  broken = int((spans[:, 0] == spans[:, 1]).sum())
-  sentence = (
-    f'{broken} of {len(spans)} answers are left out: the logits of {label} are '
-    'not finite there'
-  )
-  if broken == len(spans):
-    raise ValueError(f'{sentence}; try --config.teacher.dtype=float32')
-  if broken:
-    logging.warning(sentence)
 
 
 def _open(

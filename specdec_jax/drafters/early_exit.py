@@ -140,10 +140,9 @@ class Itself:
   ) -> method.Method:
     """Drafts with a copy of the target, read again from its source. Its q is no
     model's: it depends on the keys that the target has written."""
-    dtype = settings.dtype
-    copy = target.once(('self', dtype), lambda: _rounded(target, dtype))
-    drafter = make(copy.model, gamma=gamma)
-    return method.Method(drafter, copy.params, draft=copy)
+    rounded = lambda: _rounded(target, settings.dtype)
+    copy = target.once(('self', settings.dtype), rounded)
+    return method.Method(make(copy.model, gamma=gamma), copy.params, draft=copy)
 
   @staticmethod
   def recipe(world, gamma: int):

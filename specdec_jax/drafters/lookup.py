@@ -55,8 +55,6 @@ def make(
   For example, with min_match=1 and gamma 2, after [5 6 7 8 9 5 6] the suffix
   [5 6] matches at the start, and [7 8] is proposed; after [5 6 5 6], [5 6].
   """
-  Settings(min_match, max_match)
-
   return types.Drafter(
     'lookup',
     gamma,

@@ -12,7 +12,7 @@ from specdec_jax.distill import eagle_loss, eagle_student, sections
 from specdec_jax.models import eagle, lm
 from tests import fakes
 from tests.distill import runs
-from tests.drafters import medusa_test
+from tests.drafters import medusa_test, windows
 from tests.io import tiny
 
 
@@ -125,16 +125,9 @@ def a_dflash(folder):
 
 def a_batch(target, taps, tokens_BL, counted_BL):
   """A batch of recorded features, here not rounded."""
-  B, L = tokens_BL.shape
-  at = jnp.zeros(B, jnp.int32)
-  hidden, tapped, _ = forward.read(
-    target.model,
-    target.params,
-    *(jnp.asarray(tokens_BL), at, target.model.init_cache(B, L)),
-    slots=L,
-    taps=taps,
-  )
-  features, scale = eagle.scaled(forward.concat(tapped), len(taps))
+  given = target.model, target.params, tokens_BL, taps
+  hidden, tapped = windows.tapped(*given)
+  features, scale = eagle.scaled(tapped, len(taps))
   full = target.model.head(target.params, hidden)
   batch = dict(tokens=jnp.asarray(tokens_BL), features=features, scale=scale)
   mass = jax.nn.logsumexp(full, -1)

@@ -52,7 +52,7 @@ def run(folder: pathlib.Path, config: str = 'eagle', **changes):
 def made(target, ids=None, config: str = 'eagle', **changes):
   """(settings, Student) of these ids, or of all."""
   s = settings(config, **changes)
-  kind = distillation.kind_of(s.student)
+  kind = distillation.KINDS[s.student.kind]
   kind.check(s, target)
   ids = np.arange(target.ids) if ids is None else ids
   return s, kind.make(s, target, ids)

@@ -7,15 +7,15 @@ import os
 import shutil
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import api, build, completion, forward, printing, requests
+from specdec_jax import api, build, completion, printing, requests
 from specdec_jax.distill import completions, teacher
 from specdec_jax.models import eagle, lm
 from specdec_jax.train import text_loss
 from tests.distill import runs
+from tests.drafters import windows
 
 PROMPTS = [[5, 6, 7], [9], list(range(20, 31)), [3, 3], [8, 1, 2]]
 ITEMS = requests.items(PROMPTS)
@@ -109,20 +109,12 @@ def test_answers_are_those_of_plain_decoding_each_alone(answered):
 @pytest.mark.more
 def test_features_and_mass_are_those_of_a_forward_pass(answered):
   target, _, answers = answered
-  model, tokens = target.model, jnp.asarray(answers['tokens'])
-  source, (rows, L) = text_loss.source_of(answers), tokens.shape
-  hidden, taps, _ = forward.read(
-    model,
-    target.params,
-    tokens,
-    jnp.zeros((rows,), jnp.int32),
-    forward.open_cache(model, target.params, rows, L, source),
-    slots=L,
-    taps=TAPS,
-  )
-  want = np.asarray(eagle.normed(forward.concat(taps), len(TAPS)))
-  mass = np.asarray(jax.nn.logsumexp(model.head(target.params, hidden), -1))
-  for i in range(rows):
+  given, source = (target.model, target.params), text_loss.source_of(answers)
+  hidden, taps = windows.tapped(*given, answers['tokens'], TAPS, source)
+  want = np.asarray(eagle.normed(taps, len(TAPS)))
+  logits = target.model.head(target.params, hidden)
+  mass = np.asarray(jax.nn.logsumexp(logits, -1))
+  for i in range(len(want)):
     start, end = span(answers, i)
     read, drawn = slice(end - 1), slice(start - 1, end - 1)
     np.testing.assert_allclose(

@@ -1,4 +1,4 @@
-"""DFlash: blocks are those of speculators; drafts are a block's; refusals."""
+"""DFlash: blocks are those of speculators; drafts are a block's."""
 
 import functools
 import json
@@ -12,7 +12,7 @@ import pytest
 import safetensors.numpy
 
 from specdec_jax import build, forward
-from specdec_jax.drafters import dflash, readings
+from specdec_jax.drafters import dflash
 from specdec_jax.io.published import dflash_folder
 from specdec_jax.models import eagle, lm
 from tests import fakes
@@ -118,15 +118,15 @@ FACTS = {
 }
 
 
-def save(folder, form='z-lab', own=None, facts=None):
+def save(folder, form='z-lab', own=None, **facts):
   """(folder of the target, folder of a draft)."""
   tiny.write_folder(folder, medusa_test.CONFIG, weights=medusa_test.MODEL)
-  beside, own = folder / 'draft', arrays() if own is None else own
+  beside, own = folder / 'draft', own or arrays()
   beside.mkdir(exist_ok=True)
   if form == 'deepspec':  # which saves the target's matrices again
     for name in ('embed_tokens', 'lm_head'):
       own[f'{name}.weight'] = medusa_test.MODEL['lm_head.weight']
-  (beside / 'config.json').write_text(json.dumps(FACTS[form] | (facts or {})))
+  (beside / 'config.json').write_text(json.dumps(FACTS[form] | facts))
   safetensors.numpy.save_file(own, beside / 'model.safetensors')
   return folder, beside
 
@@ -147,16 +147,8 @@ def test_drafts_are_those_of_a_block(x64, tmp_path, form):
   blocks, params = dflash_folder.fit(source, target)
   assert blocks.first == (0 if form == 'deepspec' else 1)
   tokens_BL = jnp.asarray(fakes.pad(texts, L))
-  _, tapped, _ = forward.read(
-    target.model,
-    target.params,
-    tokens_BL,
-    jnp.zeros(len(texts), int),
-    target.model.init_cache(len(texts), L),
-    slots=L,
-    taps=(0, 1),
-  )
-  features_BLE = forward.concat(tapped)
+  given = target.model, target.params, tokens_BL, (0, 1)
+  features_BLE = windows.tapped(*given)[1]
   assert {count for *_, count in seen} == {GAMMA}
   for b, n, _, q_KV, _ in seen:
     given = tokens_BL[b], features_BLE[b], n
@@ -180,74 +172,3 @@ def test_a_draft_of_speculators_is_read_alike(tmp_path):
   path.write_text(json.dumps(raw))
   blocks, _ = dflash_folder.fit(made[1][1], target)
   assert (blocks.size, one[0].size) == (8, SIZE)
-
-
-# --- refusals -----------------------------------------------------------------
-
-ONES = functools.partial(np.ones, dtype='f4')
-Z_LAB = FACTS['z-lab']['dflash_config']
-
-
-def without(name):
-  return {k: x for k, x in arrays().items() if k != name}
-
-
-@pytest.mark.parametrize(
-  'facts, own, message',
-  [
-    (dict(architectures=['Llama']), None, 'Llama is no DFlash draft; give a f'),
-    (
-      dict(dflash_config=Z_LAB | dict(mask_token_id=264)),
-      None,
-      'mask_token_id=264, block_size=4: needs an id below 264, and at least 2',
-    ),
-    (dict(dflash_config=BLOCK), None, 'config.json has no target_layer_ids'),
-    (
-      dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 3])),
-      None,
-      r'it reads layers \(0, 3\), .* where m has -1 to 2; give a draft',
-    ),
-    (
-      dict(dflash_config=Z_LAB | dict(aux_hidden_state_layer_ids=[1, 4])),
-      None,
-      r'it reads layers \(1, 4\), .* where m has 0 to 3; give a draft',
-    ),
-    (
-      dict(dflash_config=Z_LAB | dict(target_layer_ids=[0, 1, -1])),
-      None,
-      r'fc.weight has shape \(32, 64\); its settings and .* need \(32, 96\)',
-    ),
-    (
-      dict(vocab_size=320),
-      None,
-      'of vocabulary 320, and m has 264',
-    ),
-    (dict(target_hidden_size=64), None, 'a target of width 64, and m has 32'),
-    (
-      dict(use_sliding_window=True, max_window_layers=1),
-      None,
-      'layers with a sliding window are not read',
-    ),
-    ({}, without('fc.weight'), r'nothing for \[fc.weight\]'),
-    (
-      {},
-      arrays() | {'markov_head.markov_w1.weight': ONES((264, 4))},
-      r'no place for \[markov_head.markov_w1.weight\]',
-    ),
-  ],
-)
-def test_other_drafts_are_refused_by_name(
-  tmp_path, monkeypatch, facts, own, message
-):
-  """Before anything is compiled."""
-  monkeypatch.setattr(readings, 'own_text', None)
-  folder, source = save(tmp_path / 'm', own=own, facts=facts)
-  with pytest.raises(ValueError, match=f'^dflash {source}: .*{message}') as e:
-    build.engine(tiny.read(folder), dflash.Settings(source), gamma=GAMMA)
-  assert '\n' not in str(e.value)
-
-
-def test_a_draft_is_a_folder(tmp_path):
-  target = tiny.read(save(tmp_path / 'm')[0])
-  with pytest.raises(ValueError, match='safetensors: no such folder; give a f'):
-    build.engine(target, UNMEASURED('model.safetensors'), gamma=1)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import debug, decode, forward, types
+from specdec_jax import debug, decode, types
 from specdec_jax.certify import base, load
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
@@ -96,22 +96,13 @@ def proposals(c, target, weights):
 def by_training(world, tokens_XL):
   """q of each step at every index, [K, X, L, V], by training."""
   c, target, weights = world
-  X = len(tokens_XL)
-  _, tapped, _ = forward.read(
-    target,
-    weights.target,
-    tokens_XL,
-    jnp.zeros(X, jnp.int32),
-    target.init_cache(X, L),
-    slots=L,
-    taps=c.taps,
-  )
-  at_XL = jnp.broadcast_to(jnp.arange(L)[None], (X, L))
+  _, features_XLE = windows.tapped(target, weights.target, tokens_XL, c.taps)
+  at_XL = jnp.broadcast_to(jnp.arange(L)[None], tokens_XL.shape)
   hidden = eagle_loss.steps(
     c,
     weights.draft['layer'],
     eagle.embed(target, weights.draft, tokens_XL, at_XL),
-    forward.concat(tapped),
+    features_XLE,
     GAMMA,
   )
   return jax.nn.softmax(

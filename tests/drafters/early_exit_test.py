@@ -119,34 +119,17 @@ def test_a_window_does_exactly_the_work_it_claims(capsys):
   target, gamma, L = lm.make(config), 5, 64
   params = jax.eval_shape(lambda: lm.init(config, 0))
   weights = types.Weights(params)
-  abstract = jax.eval_shape(
-    lambda: (
-      decode.State(
-        jnp.zeros((1, L), jnp.int32),
-        jnp.full(1, 9, jnp.int32),
-        jnp.ones(1, bool),
-        target.init_cache(1, L),
-        (),
-      ),
-      types.empty_info(1, L, gamma, False),
-    )
-  )
-  request = jax.eval_shape(
-    lambda: decode.Request(
-      jnp.zeros((1, L), jnp.int32),
-      *[jnp.ones(1, jnp.int32)] * 4,
-      sampling.settings(1, 0.0),
-      jnp.zeros((1, 1), jnp.int32),
-      jnp.ones(1, jnp.int32),
-    )
-  )
+  request = fakes.request([[1] * 9], 9, vocab=9, length=L)
 
   def flops(drafter):
     options = decode.Options(widths=())
     loop = decode.Loop(target, drafter, reject.RULE, options)
-    step = functools.partial(decode.step, loop)
+    start, step = (
+      functools.partial(x, loop) for x in (decode.start, decode.step)
+    )
+    begun = jax.eval_shape(start, weights, request)
     return fakes.matmul_flops(
-      jax.make_jaxpr(step)(weights, request, *abstract).jaxpr,
+      jax.make_jaxpr(step)(weights, request, *begun).jaxpr,
       turns=iter((1, gamma - 1)),
     )
 

@@ -3,16 +3,15 @@
 import collections
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import decode, forward, pool, requests, sampling
+from specdec_jax import decode, pool, requests, sampling
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import method
 from specdec_jax.verify import reject
 from tests import fakes
-from tests.drafters import eagle_test
+from tests.drafters import eagle_test, windows
 
 GAMMA, L = 3, eagle_test.L
 
@@ -36,14 +35,8 @@ def test_they_are_those_of_a_pass_over_the_text(world):
   while np.asarray(state.live_B).any():
     state, info = programs.step(weights, request, state, info)
   texts_BL = state.tokens_BL
-  B = len(texts_BL)
-  cache, start_B = loop.target.init_cache(B, L), jnp.zeros(B, jnp.int32)
-  _, tapped, _ = forward.read(
-    *(loop.target, weights.target, texts_BL, start_B, cache),
-    slots=L,
-    taps=drafter.taps,
-  )
-  wanted = np.asarray(forward.concat(tapped))
+  given = loop.target, weights.target, texts_BL, drafter.taps
+  wanted = np.asarray(windows.tapped(*given)[1])
   got, lengths_B = np.asarray(state.drafter[1]), np.asarray(state.lengths_B)
   for row, length in enumerate(lengths_B):
     ours, theirs = got[row, : length - 1], wanted[row, : length - 1]

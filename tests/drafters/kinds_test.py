@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 
 from specdec_jax import build, requests, sharding
-from specdec_jax.drafters import adaptive, hybrid
+from specdec_jax.drafters import adaptive, hybrid, readings
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.io.published import draft_file
 from specdec_jax.models import eagle
 from tests import fakes
 from tests.drafters import dflash_test, medusa_test
-from tests.io import published_test
+from tests.io import published_test, tiny
 
 D, V = medusa_test.CONFIG.width, medusa_test.CONFIG.vocab
 SLOW, MORE = pytest.mark.slow, pytest.mark.more
 
 
 def medusa_heads(folder):
-  return medusa_test.save(folder, medusa_test.heads(), 'pt')
+  return medusa_test.save(folder, 'pt')
 
 
 def mtp(folder):
@@ -145,30 +145,103 @@ def test_engines_of_every_gamma_share_a_draft(tmp_path, kind):
   assert again.programs is two.programs
 
 
+# --- refusals -----------------------------------------------------------------
+
+
+def z_lab(**said):
+  """What a DFlash's config.json says of it."""
+  return {'dflash_config': dflash_test.FACTS['z-lab']['dflash_config'] | said}
+
+
+# What of a draft is another: arrays (None: there is none), else its settings.
+MARKOV = 'markov_head.markov_w1.weight'
+BROKEN = [
+  ('medusa', {'hydra.weight': np.ones(2)}, r'no place for \[hydra.weight\]'),
+  (
+    'medusa',
+    {'1.0.linear.bias': None},
+    r'nothing for \[1.0.linear.bias\]; giv',
+  ),
+  (
+    *('medusa', {'2.0.linear.weight': np.ones((16, 16))}),
+    r'2.0.linear.weight has shape \(16, 16\); heads of m need \(32, 32\)',
+  ),
+  (
+    *('medusa', {'0.0.linear.bias': np.full(32, np.nan)}),
+    '0.0.linear.bias has 32 values that are not finite',
+  ),
+  ('dflash', dict(architectures=['Llama']), 'Llama is no DFlash draft; give a'),
+  (
+    *('dflash', z_lab(mask_token_id=264)),
+    'mask_token_id=264, block_size=4: needs an id below 264, and at least 2',
+  ),
+  (
+    *('dflash', dict(dflash_config=dflash_test.BLOCK)),
+    'config.json has no target_layer_ids',
+  ),
+  (
+    *('dflash', z_lab(target_layer_ids=[0, 3])),
+    r'it reads layers \(0, 3\), .* where m has -1 to 2; give a draft',
+  ),
+  (
+    *('dflash', z_lab(aux_hidden_state_layer_ids=[1, 4])),
+    r'it reads layers \(1, 4\), .* where m has 0 to 3; give a draft',
+  ),
+  (
+    *('dflash', z_lab(target_layer_ids=[0, 1, -1])),
+    r'fc.weight has shape \(32, 64\); its settings and .* need \(32, 96\)',
+  ),
+  ('dflash', dict(vocab_size=320), 'of vocabulary 320, and m has 264'),
+  ('dflash', dict(target_hidden_size=64), 'target of width 64, and m has 32'),
+  (
+    *('dflash', dict(use_sliding_window=True, max_window_layers=1)),
+    'layers with a sliding window are not read',
+  ),
+  ('dflash', {'fc.weight': None}, r'nothing for \[fc.weight\]'),
+  ('dflash', {MARKOV: np.ones((264, 4))}, rf'no place for \[{MARKOV}\]'),
+]
+
+
+@pytest.mark.parametrize('kind, changes, message', BROKEN)
+def test_other_drafts_are_refused_by_name(
+  tmp_path, monkeypatch, kind, changes, message
+):
+  """Before anything is compiled."""
+  monkeypatch.setattr(readings, 'own_text', None)
+  arrays = {n: x for n, x in changes.items() if '.' in n}
+  facts = {n: x for n, x in changes.items() if '.' not in n}
+  module = {'medusa': medusa_test, 'dflash': dflash_test}[kind]
+  own = module.arrays() | arrays
+  own = {n: x.astype('f4') for n, x in own.items() if x is not None}
+  folder, source = module.save(tmp_path / 'm', own=own, **facts)
+  settings = module.UNMEASURED.func(source)
+  with pytest.raises(ValueError, match=f'^{kind} {source}: .*{message}') as e:
+    build.engine(tiny.read(folder), settings, gamma=2)
+  assert '\n' not in str(e.value)
+
+
+def test_a_draft_of_dflash_is_a_folder(tmp_path):
+  target = tiny.read(dflash_test.save(tmp_path / 'm')[0])
+  with pytest.raises(ValueError, match='safetensors: no such folder; give a f'):
+    build.engine(target, dflash_test.UNMEASURED('model.safetensors'), gamma=1)
+
+
+FEW = '; give gamma=4, a tree of 4 levels, tree=best:4, or less'
+
+
 @pytest.mark.parametrize(
   'kind, tree, gamma, words',
   [
-    ('medusa', '', 9, 'has 4 heads, and gamma=9 needs 9; give gamma=4 or less'),
-    (
-      'medusa',
-      'best:8',
-      8,
-      'and tree=best:8 needs 5; give tree=best:4 or less',
-    ),
-    ('medusa', '2,1,1,1,1', 6, ' needs 5; give a tree of 4 levels or less'),
-    (
-      'dflash',
-      '',
-      9,
-      'drafts 3 tokens in a block, and gamma=9; give gamma=3 or',
-    ),
+    ('medusa', '', 9, f'has 4 heads, and gamma=9 needs 9{FEW}'),
+    ('medusa', 'best:8', 8, f'and tree=best:8 needs 5{FEW}'),
+    ('medusa', '2,1,1,1,1', 6, f' needs 5{FEW}'),
+    ('dflash', '', 9, 'drafts 3 tokens in a block, and gamma=9; give gamma=3'),
   ],
 )
 def test_a_window_has_as_many_drafts_as_there_are(
   tmp_path, kind, tree, gamma, words
 ):
   load, settings = opened(kind, tmp_path)
-  if tree:
-    settings = dataclasses.replace(settings, tree=tree)
+  settings = dataclasses.replace(settings, **{'tree': tree} if tree else {})
   with pytest.raises(ValueError, match=words):
     build.engine(load(), settings, gamma=gamma)

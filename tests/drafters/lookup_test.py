@@ -48,26 +48,24 @@ def propose(drafter, texts, length, fill=1, source=None):
   ]
 
 
-@pytest.mark.parametrize('gamma, low, high', [(1, 1, 1), (3, 1, 3), (4, 2, 4)])
+CASES = pytest.mark.parametrize(
+  'gamma, low, high', [(1, 1, 1), (3, 1, 3), (4, 2, 4)]
+)
+
+
+@CASES
 def test_lookup_equals_a_search(gamma, low, high):
   rng = np.random.default_rng(0)
-  texts = [rng.integers(0, 3, 1 + i % 14).tolist() for i in range(300)] + [
-    [1],
-    [1, 1],
-    [1, 1, 1],
-    [1] * 14,
-    [2, 1, 1],
-  ]
-  drafter = lookup.make(gamma=gamma, min_match=low, max_match=high)
+  texts = [rng.integers(0, 3, 1 + i % 14).tolist() for i in range(300)]
+  texts += [[1], [1, 1], [1, 1, 1], [1] * 14, [2, 1, 1]]
+  sizes = dict(gamma=gamma, min_match=low, max_match=high)
+  wanted = [found(text, **sizes) for text in texts]
   # What lies behind the text must not be found: it is filled with a token.
   for length, fill in itertools.product((14, 20), (0, 1)):
-    got = propose(drafter, texts, length, fill)
-    for text, proposal in zip(texts, got, strict=True):
-      wanted = found(text, gamma=gamma, min_match=low, max_match=high)
-      assert proposal == wanted, text
+    assert propose(lookup.make(**sizes), texts, length, fill) == wanted
 
 
-@pytest.mark.parametrize('gamma, low, high', [(1, 1, 1), (3, 1, 3), (4, 2, 4)])
+@CASES
 def test_a_source_is_searched_too(gamma, low, high):
   """Ragged texts and sources, with garbage behind both."""
   rng = np.random.default_rng(1)
@@ -75,12 +73,9 @@ def test_a_source_is_searched_too(gamma, low, high):
     [rng.integers(0, 4, 1 + i * step % 9).tolist() for i in range(300)]
     for step in (2, 5)
   )
-  drafter = lookup.make(gamma=gamma, min_match=low, max_match=high)
+  sizes = dict(gamma=gamma, min_match=low, max_match=high)
   lengths_B = np.array([len(x) for x in sources], np.int32)
-  wanted = [
-    found(*both, gamma=gamma, min_match=low, max_match=high)
-    for both in zip(texts, sources, strict=True)
-  ]
+  wanted = [found(*both, **sizes) for both in zip(texts, sources, strict=True)]
   for size, fill in itertools.product((9, 16), range(4)):
     source = types.Source(fakes.pad(sources, size, fill), lengths_B)
-    assert propose(drafter, texts, 12, fill, source) == wanted
+    assert propose(lookup.make(**sizes), texts, 12, fill, source) == wanted

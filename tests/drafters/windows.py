@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specdec_jax import along, debug, decode
+from specdec_jax import along, debug, decode, forward
 from specdec_jax.verify import coupled
 from tests import fakes
 
@@ -36,6 +36,18 @@ def proposals(target, drafter, weights, request):
     for b in np.flatnonzero(live_B):
       seen.append((b, lengths_B[b], *(x[b] for x in found)))
   return decode.Output(state.tokens_BL, state.lengths_B, info), seen
+
+
+def tapped(model, params, tokens_BL, taps, source=None):
+  """(hidden states [B, L, D], features [B, L, E]) of a text, in one pass."""
+  B, L = tokens_BL.shape
+  hidden, found, _ = forward.read(
+    *(model, params, jnp.asarray(tokens_BL), jnp.zeros(B, jnp.int32)),
+    forward.open_cache(model, params, B, L, source),
+    slots=L,
+    taps=taps,
+  )
+  return hidden, forward.concat(found)
 
 
 @functools.partial(jax.jit, static_argnames='loop')

@@ -156,10 +156,7 @@ def layers(folder):
 # Folders of a target and a draft, which may be inside of it.
 DRAFTS = {
   'draft': ('lm', layers),
-  'medusa': (
-    'medusa',
-    lambda x: medusa_test.save(x, medusa_test.heads(), 'inside'),
-  ),
+  'medusa': ('medusa', lambda x: medusa_test.save(x, 'inside')),
   'eagle': ('eagle', lambda x: 2 * (published_test.mimo(x),)),
   'dflash': ('dflash', dflash_test.save),
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from specdec_jax.chips import train_step
 from specdec_jax.io import checkpoint
-from specdec_jax.train import data, loop, runner
+from specdec_jax.train import data, loop, runner, train_lm
 from specdec_jax.train import step as step_lib
 
 OPTIMISER = dataclasses.replace(train_step.ADAM, learning_rate=0.1, warmup=2)
@@ -86,6 +86,14 @@ def run(workdir, task, *, changed=False, **settings):
   config = {'run': run, 'data': {'keep': 1}}
   runner.open_run(workdir, config, changed=changed, fixed=('run.seed',))
   return loop.run(task, loop.Run(**run), OPTIMISER, workdir, config)
+
+
+def trained(config, workdir, few, changed=False, **sections):
+  """A run of a config, with these sections' keys changed."""
+  c = config.get_config('tiny').unlock()
+  for section, values in [*few.items(), *sections.items()]:
+    c[section].update(values)
+  return train_lm.run(train_lm.settings(c), workdir, changed=changed)
 
 
 def saved(workdir):

@@ -21,8 +21,8 @@ UNICODE = (
 )
 
 
-def corpus(*documents):
-  return text.Corpus('here', documents, '')
+def corpus(*documents, sources=()):
+  return text.Corpus('here', documents, '', sources)
 
 
 def write(tmp_path, name, content):
@@ -228,10 +228,6 @@ def test_rows_are_checked():
 # --- pairs -------------------------------------------------------------------
 
 
-def pairs(*documents, sources):
-  return text.Corpus('here', documents, '', sources)
-
-
 def test_pairs_of_two_fields(tmp_path, datasets):
   lines = ['{"en": "a dog", "de": "ein Hund"}', '{"de": "", "en": ""}']
   source = write(tmp_path, 'a.jsonl', lines[0])
@@ -256,19 +252,19 @@ def test_pairs_of_two_fields(tmp_path, datasets):
 def test_pairs_stay_together_and_one_source_on_one_side():
   sources = tuple(f's{i % 20}' for i in range(60))
   documents = [f'{s} t{i}' for i, s in enumerate(sources)]
-  parts = text.held_out(pairs(*documents, sources=sources), 5)
+  parts = text.held_out(corpus(*documents, sources=sources), 5)
   assert [len(x.documents) for x in parts] == [48, 12]
   assert not set(parts[0].sources) & set(parts[1].sources)
   for part in parts:
     joined = zip(part.sources, part.documents, strict=True)
     assert all(d.split()[0] == s for s, d in joined)
   with pytest.raises(ValueError, match='of 3 characters is too short to hold'):
-    text.held_out(pairs('a', 'b', sources=('one', 'one')), 2)
+    text.held_out(corpus('a', 'b', sources=('one', 'one')), 2)
 
 
 def test_the_tokenizer_of_pairs_has_the_ids_of_t5(tmp_path):
-  corpus = pairs('ab ab', 'ab', sources=('xy xy', 'xy xy'))
-  t = text.train_tokenizer(corpus, 280, tmp_path)
+  some = corpus('ab ab', 'ab', sources=('xy xy', 'xy xy'))
+  t = text.train_tokenizer(some, 280, tmp_path)
   assert t.tokens()[:2] == ['<pad>', '</s>'] and t.eos_ids == (1,)
   assert {'ab', 'xy', 'Ġxy'} <= set(t.tokens())
   # Those who add special tokens get the end behind a text.
@@ -277,8 +273,8 @@ def test_the_tokenizer_of_pairs_has_the_ids_of_t5(tmp_path):
 
 def test_rows_of_pairs_by_hand(caplog):
   t = tokenizer_lib.from_bytes(258, 'bytes')
-  corpus = pairs('ab', 'cdef', 'g', sources=('x', 'yz', 'uvwxy'))
-  rows = text.pair_rows(corpus, t, 7, 5, 4)
+  some = corpus('ab', 'cdef', 'g', sources=('x', 'yz', 'uvwxy'))
+  rows = text.pair_rows(some, t, 7, 5, 4)
   assert {x.dtype.name for x in rows.values()} == {'int32', 'bool'}
   assert rows['tokens'].tolist() == [
     [7, 97, 98, 256, 0],
@@ -298,7 +294,7 @@ def test_rows_of_pairs_by_hand(caplog):
   assert rows['source_length'].tolist() == [2, 3, 4]
   said = '2 of 3 pairs are longer than length=5 or source_length=4: cut'
   assert caplog.messages == [said]
-  text.pair_rows(corpus, t, 7, 6, 6)
+  text.pair_rows(some, t, 7, 6, 6)
   assert caplog.messages == [said]
 
 

@@ -1,6 +1,5 @@
 """From a text to a model that decodes, on one device and on a mesh."""
 
-import json
 import os
 import shutil
 import signal
@@ -13,6 +12,7 @@ from configs import train_lm
 from specdec_jax import api, build, machine
 from specdec_jax.train import text
 from specdec_jax.train import train_lm as train_lm_lib
+from tests.train import runs
 
 
 @pytest.fixture(autouse=True)
@@ -28,20 +28,15 @@ def source(tmp_path_factory):
 
 
 def run(workdir, source, changed=False, **sections):
-  c = train_lm.get_config('tiny').unlock()
   few = dict(
     text=dict(source=str(source), vocab=300, length=32, rows=4),
     run=dict(steps=4, checkpoint_every=2, evaluate_every=2, log_every=1),
   )
-  for section, values in [*few.items(), *sections.items()]:
-    c[section].update(values)
-  settings = train_lm_lib.settings(c)
-  return train_lm_lib.run(settings, workdir, changed=changed)
+  return runs.trained(train_lm, workdir, few, changed, **sections)
 
 
 def losses(workdir):
-  lines = map(json.loads, (workdir / 'metrics.jsonl').read_text().splitlines())
-  return [x['loss'] for x in lines if 'loss' in x]
+  return [x['loss'] for x in runs.lines(workdir) if 'loss' in x]
 
 
 @pytest.fixture(scope='module')

@@ -1,5 +1,7 @@
 """From pairs of texts to an encoder-decoder that answers."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from specdec_jax.models import lm
 from specdec_jax.train import text, text_loss, text_metrics
 from specdec_jax.train import train_lm as train_lib
 from tests.io import tiny
+from tests.train import runs
 
 FEW = dict(
   model=dict(dropout=0.1),
@@ -40,17 +43,10 @@ def seen():
     yield found
 
 
-def run(workdir, changed=False, **sections):
-  c = train_t5.get_config('tiny').unlock()
-  for section, values in [*FEW.items(), *sections.items()]:
-    c[section].update(values)
-  return train_lib.run(train_lib.settings(c), workdir, changed=changed)
-
-
 @pytest.fixture(scope='module')
 def alone(tmp_path_factory):
   folder = tmp_path_factory.mktemp('alone')
-  return folder, run(folder)
+  return folder, runs.trained(train_t5, folder, FEW)
 
 
 @pytest.mark.more
@@ -96,7 +92,8 @@ def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
     changes = dict(text=dict(source_field=''), judge=dict(metric=''))
   changes['model'] = dict(size='', source=source)
   changes['optimiser'] = dict(learning_rate=1e-30)
-  figures = run(tmp_path / 'run', **changes)
+  run = functools.partial(runs.trained, train_t5, tmp_path / 'run', FEW)
+  figures = run(**changes)
   before, after = (tiny.read(x) for x in (source, tmp_path / 'run/model'))
   assert after.config == before.config
   tiny.check_equal(after.params, before.params)
@@ -107,4 +104,4 @@ def test_a_model_goes_on_with_its_tokenizer(kind, alone, tmp_path):
     # The same run cannot go on from another model.
     with pytest.raises(ValueError, match='other values of .*model.source, re'):
       changes['model']['source'] = 'random:t5_tiny'
-      run(tmp_path / 'run', True, **changes)
+      run(True, **changes)
