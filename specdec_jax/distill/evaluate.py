@@ -4,15 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specdec_jax import (
-  build,
-  decode,
-  hosts,
-  metrics,
-  requests,
-  sampling,
-  types,
-)
+from specdec_jax import build, decode, hosts, metrics, requests, sampling, types
 from specdec_jax.bench import predict
 from specdec_jax.distill import sections
 

@@ -42,11 +42,7 @@ def for_target(
   else:
     config, params = draft_file.eagle_for(source, target)
   of_chains = functools.partial(
-    make,
-    config,
-    target.model,
-    chunk=chunk,
-    constrain=whole and whole.constrain,
+    make, config, target.model, chunk=chunk, constrain=whole and whole.constrain
   )
   drafter = of_chains(gamma=gamma, **branch.settings_of(settings.tree))
   q = of_chains(gamma=1) if drafter.tree else None

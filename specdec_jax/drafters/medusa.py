@@ -85,11 +85,7 @@ class Heads(NamedTuple):
 
 @functools.lru_cache(maxsize=64)  # an equal drafter would compile again
 def make(
-  model: Heads,
-  *,
-  gamma: int,
-  levels: tuple[int, ...] = (),
-  best: int = 0,
+  model: Heads, *, gamma: int, levels: tuple[int, ...] = (), best: int = 0
 ) -> types.Drafter:
   """Drafts a window's k-th token with head k.
 

@@ -140,10 +140,7 @@ def opened(target: load.LanguageModel, source: str) -> sources.Source:
 
 
 def load_beside(
-  target: load.LanguageModel,
-  source: Any,
-  dtype: str,
-  tensor_parallel: int = 0,
+  target: load.LanguageModel, source: Any, dtype: str, tensor_parallel: int = 0
 ) -> load.LanguageModel:
   """Loads a draft that runs as its target does: on its mesh, by its kernels."""
   own = target.lm_config

@@ -8,13 +8,7 @@ import pytest
 
 from specdec_jax import decode, types
 from specdec_jax.costs import scripted
-from specdec_jax.drafters import (
-  adaptive,
-  hybrid,
-  lm,
-  lookup,
-  method,
-)
+from specdec_jax.drafters import adaptive, hybrid, lm, lookup, method
 from specdec_jax.verify import coupled, reject
 from tests import fakes
 
