@@ -13,6 +13,7 @@ from specdec_jax.verify import coupled, reject
 from tests import fakes
 
 V, L, K, NEW = 40, 128, 4, 100
+MODEL, TABLE = fakes.table_model(V), fakes.table(0, V)
 COSTS = adaptive.Costs(
   np.float32([1, 1.1, 1.2, 1.5, 1.6]), np.float32([0, 0.1, 0.2, 0.3, 0.4])
 )
@@ -113,12 +114,10 @@ def test_what_a_window_teaches():
   )
   new = drafter.commit(state, None, outcome, None)
   d = adaptive.DECAY
-  np.testing.assert_allclose(
-    new.tried_B, [10 * d + 2, 10 * d + 4, 10 * d, 10], rtol=1e-6
-  )
-  np.testing.assert_allclose(
-    new.accepted_B, [5 * d + 1, 5 * d + 4, 5 * d, 5], rtol=1e-6
-  )
+  tried = [10 * d + 2, 10 * d + 4, 10 * d, 10]
+  accepted = [5 * d + 1, 5 * d + 4, 5 * d, 5]
+  both = [new.tried_B, new.accepted_B]
+  np.testing.assert_allclose(both, [tried, accepted], rtol=1e-6)
 
 
 WORTH = (0.9, 0.5, 0.2, 0.1)
@@ -195,11 +194,8 @@ def test_costs_come_from_a_file_of_their_own_or_of_a_benchmark(tmp_path):
 
 def test_each_part_of_a_hybrid_has_its_own_costs():
   parts = [
-    method.Method(x, name)
-    for x, name in (
-      (lookup.make(gamma=K), 'of lookup'),
-      (lm.make(fakes.table_model(V), gamma=K), 'of lm'),
-    )
+    method.Method(lookup.make(gamma=K), 'of lookup'),
+    method.Method(lm.make(MODEL, gamma=K), 'of lm'),
   ]
   costs = {'verify': [1, 2, 3, 4, 5, 6], 'lookup': [0] * 5, 'lm': [*range(5)]}
   found = adaptive.params(parts, costs)
@@ -218,17 +214,15 @@ def test_each_part_of_a_hybrid_has_its_own_costs():
 @pytest.mark.parametrize('right', [False, True])
 def test_a_right_script_is_drafted_whole_and_a_wrong_one_hardly(right):
   """Where nothing is accepted most windows are plain; else all are whole."""
-  params = fakes.table(0, V)
-  model = fakes.table_model(V)
   request = fakes.request([[1, 2]], NEW, vocab=V, length=L)
-  plain = decode.programs(model, decode.PLAIN, reject.RULE)
-  text = np.array(plain.generate(types.Weights(params), request).tokens_BL)
+  plain = decode.programs(MODEL, decode.PLAIN, reject.RULE)
+  text = np.array(plain.generate(types.Weights(TABLE), request).tokens_BL)
   script = text if right else fakes.adversary(text, V)
   own = adaptive.Params((script, np.full_like(text, K)), COSTS)
   drafter = adaptive.make(scripted.make(gamma=K))
   options = decode.Options(widths=(0, 1, 2))
-  programs = decode.programs(model, drafter, reject.RULE, options)
-  out = programs.generate(types.Weights(params, own), request)
+  programs = decode.programs(MODEL, drafter, reject.RULE, options)
+  out = programs.generate(types.Weights(TABLE, own), request)
   np.testing.assert_array_equal(out.tokens_BL[:, : 2 + NEW], text[:, : 2 + NEW])
   (widths_N,) = np.array(out.info.widths_BN)
   if right:  # the first is a guess
@@ -246,9 +240,8 @@ def test_hybrid_takes_lookup_where_it_matches_and_else_the_other():
 
   It says which of them a source gave.
   """
-  model = fakes.table_model(V)
-  drafter = hybrid.make(lookup.make(gamma=K), lm.make(model, gamma=K))
-  weights = types.Weights((), ((), jnp.asarray(fakes.table(0, V))))
+  drafter = hybrid.make(lookup.make(gamma=K), lm.make(MODEL, gamma=K))
+  weights = types.Weights((), ((), jnp.asarray(TABLE)))
   texts = [[5, 6, 7, 8, 9, 5, 6], [1, 2, 3], [1, 2, 3]]
   request = fakes.request(texts, 9, vocab=V, length=32, temperature=1.0)
   context = decode.context_of(
@@ -275,12 +268,10 @@ def test_windows_for_which_the_second_drafts_are_counted():
   """By their room, as all: those of a batch in which it does for any row."""
   text = np.zeros((2, L), np.int32)
   found, none = np.full((2, L), 2), np.array([[1] * L, [0] * L])
-  weights = types.Weights(fakes.table(0, V), ((text, none), (text, found)))
+  weights = types.Weights(TABLE, ((text, none), (text, found)))
   drafter = hybrid.make(*[scripted.make(gamma=K)] * 2)
-  programs = decode.programs(
-    *(fakes.table_model(V), drafter, reject.RULE),
-    decode.Options(widths=(0, 1, 2)),
-  )
+  options = decode.Options(widths=(0, 1, 2))
+  programs = decode.programs(MODEL, drafter, reject.RULE, options)
   shape = dict(vocab=V, length=L, temperature=1.0)
   for new in ([9, 0], [9, 4]):
     request = fakes.request([[1, 2]] * 2, 9, **shape)
@@ -293,7 +284,7 @@ def test_windows_for_which_the_second_drafts_are_counted():
 
 
 def test_drafters_that_cannot_take_turns_are_refused():
-  other = lm.make(fakes.table_model(V), gamma=K + 1)
+  other = lm.make(MODEL, gamma=K + 1)
   with pytest.raises(ValueError, match='hybrid of lookup'):
     hybrid.make(lookup.make(gamma=K), other)
 
@@ -302,12 +293,11 @@ def test_drafters_that_cannot_take_turns_are_refused():
 @pytest.mark.parametrize('rule', [reject.RULE, coupled.RULE])
 def test_what_may_depend_on_the_batch(rule):
   """How many a greedy row drafts: never its text, nor anything of another."""
-  table = fakes.table(0, V)
-  own = adaptive.Params(table + fakes.table(1, V, scale=1), COSTS)
-  both = lookup.make(gamma=K), lm.make(fakes.table_model(V), gamma=K)
+  own = adaptive.Params(TABLE + fakes.table(1, V, scale=1), COSTS)
+  both = lookup.make(gamma=K), lm.make(MODEL, gamma=K)
   drafter = hybrid.make(*map(adaptive.make, both))
-  programs = decode.programs(fakes.table_model(V), drafter, rule)
-  weights = types.Weights(table, (adaptive.Params((), COSTS), own))
+  programs = decode.programs(MODEL, drafter, rule)
+  weights = types.Weights(TABLE, (adaptive.Params((), COSTS), own))
   warm = np.array([0, 0.9, 0, 0.9, 0.9, 0.9])
   request = fakes.request(
     *(fakes.prompts(6, vocab=V), 40), vocab=V, length=64, temperature=warm
@@ -320,7 +310,7 @@ def test_what_may_depend_on_the_batch(rule):
     counts = (x.info.proposed_BK[row] for x in (alone, together))
     same.append(np.array_equal(*counts))
   assert np.array(same)[warm > 0].all() and not all(same)
-  plain = decode.programs(fakes.table_model(V), decode.PLAIN, rule)
-  wanted = fakes.texts(plain.generate(types.Weights(table), request))
+  plain = decode.programs(MODEL, decode.PLAIN, rule)
+  wanted = fakes.texts(plain.generate(types.Weights(TABLE), request))
   for row in np.flatnonzero((warm == 0) | rule.coupled):
     assert fakes.texts(together)[row] == wanted[row]

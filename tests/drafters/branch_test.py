@@ -54,6 +54,9 @@ TREE = features_test.LISTENER._replace(
 
 
 LOGPROBS = decode.Options(logprobs=2)
+MODEL, TABLE = fakes.table_model(V), fakes.table(0, V)
+PLAIN = decode.programs(MODEL, decode.PLAIN, coupled.RULE, LOGPROBS)
+BRANCHED = decode.programs(MODEL, TREE, coupled.RULE, LOGPROBS)
 
 
 def said(out):
@@ -79,7 +82,6 @@ def test_a_path_is_committed_with_its_slots_and_features(temperature, wide):
 
 
 def _committed(temperature):
-  model, params = fakes.table_model(V), fakes.table(0, V)
   rng = np.random.default_rng(1)
   prompts = fakes.prompts(B, vocab=V, longest=9, seed=3)
   request = fakes.request(
@@ -90,17 +92,14 @@ def _committed(temperature):
     stop_ids=[4],
     temperature=temperature,
   )
-  plain = decode.programs(model, decode.PLAIN, coupled.RULE, LOGPROBS)
-  right = plain.generate(types.Weights(params), request)
+  right = PLAIN.generate(types.Weights(TABLE), request)
   # The script goes on past the limits, so that they cut drafts.
   longer = request._replace(limit_B=request.limit_B + 3)
-  text = np.asarray(plain.generate(types.Weights(params), longer).tokens_BL)
+  text = np.asarray(PLAIN.generate(types.Weights(TABLE), longer).tokens_BL)
   script = np.where(rng.random((B, L)) < 0.15, 0, text).astype(np.int32)
   count = np.where(rng.random((B, L)) < 0.3, 2, 5).astype(np.int32)
-  programs = decode.programs(model, TREE, coupled.RULE, LOGPROBS)
-  out, state = fakes.run_steps(
-    programs, types.Weights(params, (script, count)), request
-  )
+  weights = types.Weights(TABLE, (script, count))
+  out, state = fakes.run_steps(BRANCHED, weights, request)
   assert fakes.texts(out) == fakes.texts(right)
   for one, two in zip(*map(said, (out, right)), strict=True):
     np.testing.assert_allclose(one, two, rtol=1e-4)
@@ -116,20 +115,17 @@ def _committed(temperature):
 @pytest.mark.parametrize('broken', ['refused', 'accepted'])
 def test_only_nodes_of_the_path_can_end_a_row(broken):
   """By logits that are no numbers, after a token of the second level."""
-  model, params = fakes.table_model(V), fakes.table(0, V)
   request = fakes.request([[1, 2, 3]] * B, 4, vocab=V, length=L)
-  plain = decode.programs(model, decode.PLAIN, coupled.RULE, LOGPROBS)
-  right = plain.generate(types.Weights(params), request)
+  right = PLAIN.generate(types.Weights(TABLE), request)
   text = np.asarray(right.tokens_BL)
   # Of the first window the right second token, and the wrong one beside it.
   bad = (int(text[0, 4]) + (broken == 'refused')) % V
   assert broken == 'accepted' or bad not in text[0, 2:6]
-  params = params.copy()
+  params = TABLE.copy()
   params[:, bad] = np.nan
-  programs = decode.programs(model, TREE, coupled.RULE, LOGPROBS)
   script = types.Weights(params, (text, np.full((B, L), 5, np.int32)))
   with jax.debug_nans(False):
-    out, _ = fakes.run_steps(programs, script, request)
+    out, _ = fakes.run_steps(BRANCHED, script, request)
   assert np.asarray(out.info.broken_B).all() == (broken == 'accepted')
   if broken == 'refused':
     assert fakes.texts(out) == fakes.texts(right)
@@ -246,12 +242,11 @@ def test_texts_of_a_tree_are_plain_decodings(
 
 
 def test_a_rule_that_takes_chains_is_not_given_a_tree():
-  model, params = fakes.table_model(V), fakes.table(0, V)
   request = fakes.request([[1, 2]] * B, 3, vocab=V, length=L)
-  programs = decode.programs(model, TREE, block.RULE)
+  programs = decode.programs(MODEL, TREE, block.RULE)
   script = np.zeros((B, L), np.int32)
   with pytest.raises(ValueError, match='rule block takes chains'):
-    programs.generate(types.Weights(params, (script, script)), request)
+    programs.generate(types.Weights(TABLE, (script, script)), request)
 
 
 @pytest.mark.parametrize('temperature', [0.0, 1.0])
