@@ -56,9 +56,8 @@ def laid_out(
 ) -> tuple[sharding.Layout | None, Callable[[Any], Any]]:
   """Lays a student out on its teacher's mesh; each device computes with all.
   Returns (layout, what gathers its parameters)."""
-  layout = mesh = target.layout and target.layout.mesh
-  if mesh:
-    layout = sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
+  mesh = target.layout and target.layout.mesh
+  layout = mesh and sharding.lay_out(mesh, config, tensor_parallel=1, fsdp=fsdp)
   return layout, text_loss.gatherer(layout)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ _FACTS = 'facts.json'
 
 
 def rows(
-  answers: dict[str, np.ndarray], source: types.Source | None = None
+  answers: Mapping[str, np.ndarray], source: types.Source | None = None
 ) -> dict[str, np.ndarray]:
   """Returns the arrays for training batches, from completions.generate's.
 
@@ -121,7 +121,7 @@ def digest(prompts: Sequence[requests.Item]) -> str:
 
 def _open(
   folder: pathlib.Path, facts: dict[str, Any], prompts: list[str], width: int
-) -> dict[str, np.ndarray]:
+) -> dict[str, np.memmap]:
   """Opens a folder for prompts of these digests; spans are 0 if unanswered."""
   with logs.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
