@@ -51,9 +51,12 @@ class Batches(Iterator[dict[str, np.ndarray]]):
     self._about: dict[str, Any] = dict(
       seed=seed, batch=batch, rows=rows, data=_fingerprint(arrays)
     )
+    quarters_N, steps = np.full(rows, 4), rows // batch
     if ends:
       self._about['grouped'] = sorted(ends)
-    quarters_N, steps = _quarters(arrays, ends, rows), rows // batch
+      # Of all arrays' columns, 1 to 4, that a row needs.
+      each = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
+      quarters_N = np.clip(np.max(each, axis=0), 1, 4)
     self.share = float(np.mean(quarters_N)) / 4
     order = functools.lru_cache(1)(
       lambda epoch: _order((steps, batch), quarters_N, seed, epoch)
@@ -94,14 +97,6 @@ class Batches(Iterator[dict[str, np.ndarray]]):
         )
     self._taken = state['taken']
     self._ahead.clear()
-
-
-def _quarters(
-  arrays: Mapping[str, np.ndarray], ends: Mapping[str, np.ndarray], rows: int
-) -> np.ndarray:
-  """Returns [N]: quarters of all arrays' columns, 1 to 4, that a row needs."""
-  each = [-(-4 * n // arrays[name].shape[1]) for name, n in ends.items()]
-  return np.clip(np.max(each, axis=0), 1, 4) if each else np.full(rows, 4)
 
 
 def _order(
