@@ -69,7 +69,10 @@ def digests(s: sections.Settings) -> dict[str, str]:
 
 
 def _prepare(s: sections.Settings, workdir: pathlib.Path) -> runner.Prepared:
-  mesh, dtype = s.mesh.over(s.rows), s.teacher.dtype
+  # Of every batch that a mesh splits.
+  rows = {'batch.rows': s.batch.rows, 'data.batch': s.data.batch}
+  rows['data.held_out'] = s.data.held_out
+  mesh, dtype = s.mesh.over(rows), s.teacher.dtype
   opened = sources.open_source(s.teacher.source)
   _check_teacher(s.data, s.student, opened)
   kind = KINDS[s.student.kind]

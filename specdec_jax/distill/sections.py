@@ -160,15 +160,6 @@ class Settings:
   run: loop.Run
   judge: Judge
 
-  @property
-  def rows(self) -> dict[str, int]:
-    """Of every batch that a mesh splits, by the name of the setting."""
-    return {
-      'batch.rows': self.batch.rows,
-      'data.batch': self.data.batch,
-      'data.held_out': self.data.held_out,
-    }
-
   def __post_init__(self):
     rows, parts = {'batch.rows': self.batch.rows}, self.optimiser.accumulate
     data.check_rows(rows, parts, 'optimiser.accumulate')
