@@ -138,18 +138,12 @@ def test_an_eagle_that_is_written_is_read_and_gets_its_columns(tmp_path):
   'made, message',
   [
     (saved()._replace(taps=(0, 2)), r'taps=\(0, 2\): needs .* at last layer 1'),
-    (
-      saved()._replace(taps=(1,)),
-      r'no place for \[fuse/kernel\]; train one',
-    ),
+    (saved()._replace(taps=(1,)), r'no place for \[fuse/kernel\]; train one'),
     (
       saved()._replace(layer=saved((1,)).layer),
       r'nothing for \[fuse/kernel\]; train one for this target',
     ),
-    (saved(ids=(1, 1)), LISTED),
-    (saved(ids=(-1, 3)), LISTED),
-    (saved(ids=()), LISTED),
-    (saved(ids=(1.5,)), LISTED),
+    *((saved(ids=x), LISTED) for x in ((1, 1), (-1, 3), (), (1.5,))),
   ],
 )
 def test_a_draft_of_something_else(made, message):

@@ -66,11 +66,8 @@ def test_nothing_is_drafted_past_the_context_of_the_draft():
 
 def test_a_draft_with_a_shorter_context_is_said(monkeypatch):
   said = []
-  monkeypatch.setattr(
-    lm.logging,
-    'log_first_n',
-    lambda level, form, n, *x: said.append(form % x),
-  )
+  log = lambda level, form, n, *x: said.append(form % x)
+  monkeypatch.setattr(lm.logging, 'log_first_n', log)
   opened = sources.open_source('random:tiny')
   sizes = dict(lm_config=opened.config, params={})
   target = build.LanguageModel('x', 'a target', opened.tokenizer, **sizes)

@@ -107,13 +107,8 @@ def test_drafts_from_a_file_that_the_script_wrote(tmp_path):
   """One copy of the counts, on every device of a mesh."""
   (tmp_path / 'a.txt').write_text('to be or not to be')
   path = tmp_path / 'a.ngram'
-  shown = (
-    script(
-      '--target=random:tiny', f'--output={path}', f'--corpus={tmp_path}/a.txt'
-    )
-    .check()
-    .document
-  )
+  given = f'--output={path}', f'--corpus={tmp_path}/a.txt'
+  shown = script('--target=random:tiny', *given).check().document
   assert (shown['order'], shown['tokens']) == (2, 18)
   assert shown['bytes'] == path.stat().st_size
   arrays, about = draft_file.read(draft_file.NGRAM, path)
