@@ -70,14 +70,14 @@ def track(
   """Iterates with progress; give `total` for items that have no length."""
   if total is None:
     total = len(items := list(items))
-  start = time.monotonic()
+  start = time.perf_counter()
   try:
     with progress(description, total) as advance:
       for done, item in enumerate(items, 1):
         yield item
         advance(done)
   finally:
-    spent[description] += time.monotonic() - start
+    spent[description] += time.perf_counter() - start
 
 
 def time_text(seconds: float) -> str:

@@ -77,13 +77,17 @@ class Speed(NamedTuple):
   def calibration(self, tokens: int) -> float:
     """Estimates a batch of calibration prompts in all methods."""
     spent = tokens * self.step * sum(self.factors.values())
-    return spent + 1.5 * self.prefill * self.drafters
+    return spent + self.filling()
+
+  def filling(self) -> float:
+    """Estimates a batch's prefills: the target's once, once more for those that
+    read its features, and the drafters' own."""
+    return self.prefill * (2 + 0.5 * self.drafters)
 
   def test(self, tokens: int) -> float:
     """Estimates a batch of test prompts in all arms, prefill and alpha too."""
     decoding = 1.15 * tokens * self.step * (1 + sum(self.factors.values()))
-    filling = self.prefill * (1 + 1.5 * self.drafters)
-    return decoding + filling + self.alpha(tokens)
+    return decoding + self.filling() + self.alpha(tokens)
 
   def alpha(self, tokens: int) -> float:
     """Estimates how long target and draft read a batch's texts again."""

@@ -1,12 +1,11 @@
 """Times full generations, compares their speeds, and measures the ceiling.
 
-A prefill is one executable call, and all windows after it are another. A block
-is one batch in one repeat: all arms run in turn, so that the machine's drift
-cancels. A plain step reads every weight once, so weight bytes over bandwidth
-bound its time from below. Bandwidth is measured, not from a data sheet.
+A prefill is timed apart from all windows after it. A block is one batch in one
+repeat: all arms run in turn, so that the machine's drift cancels. A plain step
+reads every weight once, so weight bytes over bandwidth bound its time from
+below. Bandwidth is measured, not from a data sheet.
 """
 
-import collections
 import functools
 import itertools
 import statistics
@@ -63,20 +62,36 @@ class Runs(NamedTuple):
 
 
 def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
-  """Compiles every arm's start and finish for the request's shapes."""
+  """Compiles what `turn` runs, for the request's shapes; reading the prompts
+  once for all arms that need the same of it."""
   engines = {id(arm.engine): arm.engine for arm in arms}
-  done = {}
+  read, done = {}, {}
   for key, engine in printing.track(engines.items(), 'compiling'):
-    asked, programs = (engine.weights, request), engine.programs
-    start = programs.start.lower(*asked).compile()
-    begun = jax.tree.map(
-      lambda x, where: x.update(sharding=where),
-      jax.eval_shape(programs.start, *asked),
-      start.output_shardings,
+    p, asked = engine.programs, (engine.weights, request)
+    if (kind := _kind(engine)) not in read:
+      alone = engine.weights._replace(draft=()), request
+      opened, empty = _compiled(p.opened, *alone)
+      read[kind] = opened, *_compiled(p.read, *alone, empty)
+    opened, reader, reading = read[kind]
+    begin, begun = _compiled(p.begin, *asked, reading)
+    finish, _ = _compiled(p.finish, *asked, *begun)
+    done[key] = p._replace(
+      opened=opened, read=reader, begin=begin, finish=finish
     )
-    finish = programs.finish.lower(*asked, *begun).compile()
-    done[key] = programs._replace(start=start, finish=finish)
   return {arm.name: done[id(arm.engine)] for arm in arms}
+
+
+def _compiled(program, *args):
+  """Returns (the compiled program, what it returns: shapes and shardings)."""
+  made = program.lower(*args).compile()
+  place = lambda x, where: x.update(sharding=where)
+  out = jax.eval_shape(program, *args)
+  return made, jax.tree.map(place, out, made.output_shardings)
+
+
+def _kind(engine):
+  """Returns what a reading of the prompts depends on."""
+  return engine.options.chunk, engine.drafter.taps
 
 
 def first_step(arms, group: plan_lib.Group, tok_s: float, check):
@@ -110,19 +125,28 @@ def turn(
   programs: Mapping[str, decode.Programs],
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
-  """Runs every arm on one batch, in this order. Arms with one engine differ in
-  their windows' cap, which no prefill reads: they copy one prefill's result."""
-  left = collections.Counter(id(arm.engine) for arm in arms)
-  begun, out = {}, {}
-  for arm in arms:
-    key, weights = id(arm.engine), arm.engine.weights
-    program, left[key] = programs[arm.name], left[key] - 1
+  """Runs every arm on one batch, in this order. The target reads the prompts
+  once for all that need the same of it. Arms with one engine differ in their
+  windows' cap alone: they copy one prefill's result."""
+  readings, begun, out = {}, {}, {}
+  for i, arm in enumerate(arms):
+    engine, program, request = arm.engine, programs[arm.name], group.full
+    key, kind, weights = id(engine), _kind(engine), engine.weights
+    later = [x.engine for x in arms[i + 1 :]]
     if key not in begun:
-      begun[key] = parts.timed(program.start, weights, group.full)
-    prefill, state = begun[key] if left[key] else begun.pop(key)
-    if left[key]:  # what it is given is gone afterwards
+      read = lambda *x, p=program: p.read(*x, p.opened(*x))
+      alone = weights._replace(draft=()), request
+      known = readings.pop(kind, None) or parts.timed(read, *alone)
+      took, state = parts.timed(program.begin, weights, request, known[1])
+      begun[key] = known[0] + took, state
+      if any(x is not engine and _kind(x) == kind for x in later):
+        readings[kind] = known
+      del known
+    prefill, state = begun.pop(key)
+    if any(x is engine for x in later):
+      begun[key] = prefill, state  # what is given to a program is gone
       state = jax.block_until_ready(jax.tree.map(jnp.copy, state))
-    request = plan_lib.capped(arm, group.full)
+    request = plan_lib.capped(arm, request)
     took, (state, info) = parts.timed(program.finish, weights, request, *state)
     done = decode.Output(state.tokens_BL, state.lengths_B, info)
     out[arm.name] = Ran(prefill, took, hosts.fetch(done))

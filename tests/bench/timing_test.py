@@ -97,12 +97,23 @@ def test_categories_are_the_sample_where_there_are_six():
   assert improvement(*both(some)) == pytest.approx(alone)
 
 
-def fake(name, gamma, ran):
+def fake(name, gamma, ran, taps=()):
   """An arm, and its programs, which say in `ran` what they are asked."""
-  arm = plan_lib.Arm(name, name, gamma, types.SimpleNamespace(weights=()))
+  engine = types.SimpleNamespace(
+    weights=types_lib.Weights((), name),
+    options=decode.Options(),
+    drafter=types.SimpleNamespace(taps=taps),
+  )
+  arm = plan_lib.Arm(name, name, gamma, engine)
 
-  def start(weights, request):
-    ran.append((name, 'start', request.group))
+  def read(weights, request, reading):
+    assert weights.draft == () and reading == request.group
+    ran.append((name, 'read', reading))
+    return taps, reading
+
+  def begin(weights, request, reading):
+    assert weights.draft == name and reading == (taps, request.group)
+    ran.append((name, 'begin', request.group))
     info = types_lib.empty_info(2, 16, 2, False)
     return decode.State(*[jnp.float32(request.group)] * 5), info
 
@@ -112,7 +123,9 @@ def fake(name, gamma, ran):
     jax.tree.map(lambda x: x.delete(), state)  # as what is donated
     return decode.State(np.ones((2, 9)), np.full(2, 3), *[()] * 3), info
 
-  return arm, types.SimpleNamespace(start=start, finish=finish)
+  opened = lambda weights, request: request.group
+  each = dict(opened=opened, read=read, begin=begin, finish=finish)
+  return arm, types.SimpleNamespace(**each)
 
 
 class Asked(NamedTuple):
@@ -140,18 +153,18 @@ def test_blocks_alternate_and_may_end_early(monkeypatch):
   programs = {arm.name: x for arm, x in zip(arms, programs, strict=True)}
   groups, blocks = batches(2), [(0, 0), (0, 1), (1, 0)]
   found = timing.measure(arms, groups, programs, blocks)
-  warm, ran = ran[:4], ran[4:]
-  full = [(name, x) for name, what, x in ran if what != 'start']
-  assert [name for name, *_ in warm] == ['plain', 'plain', 'x', 'x']
+  warm, ran = ran[:5], ran[5:]
+  full = [(name, x) for name, what, x in ran if what == 'finish']
+  assert [name for name, *_ in warm] == ['plain', 'plain', 'plain', 'x', 'x']
   # One program serves several gammas: the request says which.
   assert full == [('plain', 0), ('x', 2), ('x', 2), ('plain', 0)] + [
     *(('x', 2), ('plain', 0))
   ]
   mine = found['x']
   assert mine.repeats_G.tolist() == [2, 1]
-  # After four calls to warm up: 7 and 8, 9 and 10, 13 and 14.
-  assert mine.prefill_G.tolist() == [(7 + 13) / 2, 9]
-  assert mine.decoding_G.tolist() == [(8 + 14) / 2, 10]
+  # After five calls to warm up: the prompts are read in calls 6, 11 and 16.
+  assert mine.prefill_G.tolist() == [(6 + 9 + 16 + 17) / 2, 11 + 12]
+  assert mine.decoding_G.tolist() == [(10 + 18) / 2, 13]
   assert len(mine.outputs) == 2 and mine.prompts_G.tolist() == [1, 1]
   assert [*mine.answers] == [(0, 0), (0, 1), (1, 0), (1, 1)]
   assert all(x.tokens == [1, 1] for x in mine.answers.values())
@@ -168,26 +181,30 @@ def test_blocks_alternate_and_may_end_early(monkeypatch):
   assert len(first.outputs) == len(first.prefill_G) == 1
 
 
-def test_arms_of_one_engine_go_on_from_one_prefill(monkeypatch):
-  """Each from its own copy: what is given to a program is gone."""
-  seconds = {'start': 4.0, 'finish': 1.0}
-  timed = lambda call, *x: (seconds[call.__name__], call(*x))
+def test_prompts_are_read_once_for_all_that_need_the_same(monkeypatch):
+  """Arms of one engine go on from one prefill, each from its own copy: what is
+  given to a program is gone."""
+  seconds = {'begin': 2.0, 'finish': 1.0}
+  timed = lambda call, *x: (seconds.get(call.__name__, 4.0), call(*x))
   monkeypatch.setattr(timing.parts, 'timed', timed)
   ran = []
   (plain, one), (small, two) = fake('plain', 0, ran), fake('x g=2', 2, ran)
   large = small._replace(name='x g=4', gamma=4)
-  programs = {'plain': one, 'x g=2': two, 'x g=4': two}
+  taps, other = fake('y', 3, ran, taps=(1,))
+  programs = {'plain': one, 'x g=2': two, 'x g=4': two, 'y': other}
   (group,) = batches(1)
-  out = timing.turn((small, plain, large), programs, group)
-  assert [x for _, what, x in ran if what == 'finish'] == [2, 0, 4]
-  assert [x for x, what, _ in ran if what == 'start'] == ['x g=2', 'plain']
-  assert [(x.prefill, x.decoding) for x in out.values()] == [(4.0, 1.0)] * 3
-  assert list(out) == ['x g=2', 'plain', 'x g=4']
+  out = timing.turn((small, plain, taps, large), programs, group)
+  names = lambda which: [name for name, what, _ in ran if what == which]
+  assert names('read') == ['x g=2', 'y']
+  assert names('begin') == ['x g=2', 'plain', 'y']
+  assert [x for _, what, x in ran if what == 'finish'] == [2, 0, 3, 4]
+  assert [(x.prefill, x.decoding) for x in out.values()] == [(6.0, 1.0)] * 4
+  assert list(out) == ['x g=2', 'plain', 'y', 'x g=4']
 
 
 @pytest.mark.parametrize('rows', [1, 2])
-def test_two_programs_make_what_one_does(rows):
-  """Also on a mesh, where the second takes the shardings of the first."""
+def test_several_programs_make_what_one_does(rows):
+  """Also on a mesh, where each takes the shardings of the one before."""
   config = bench_test.settings(('lm',), mesh={'data': rows})
   config.bench.batch_size = rows
   e = settings_lib.load(settings_lib.settings(config))
