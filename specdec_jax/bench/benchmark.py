@@ -47,6 +47,8 @@ def run(
   doc = records.Document(about, ceiling, setting, parts, costs, distance=away)
 
   end = end.later(-speed.closing())
+  speed, slow = budget.afford(arms, plan, speed, end)
+  arms = [x for x in arms if x.name not in slow]
   plan = budget.fit(plan, speed, end)
   fits, width, predicted, left_out, failed = _expectations(
     arms, programs, plan, parts, speed, end
@@ -69,7 +71,7 @@ def run(
     setting=setting,
     predicted=predicted,
     measured=found.seconds,
-    left_out=left_out,
+    left_out=slow | left_out,
     failed=found.failed,
   )
   if doc.failed:  # no figure would be valid

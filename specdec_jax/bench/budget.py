@@ -1,9 +1,10 @@
 """Fits a benchmark into its minutes; the config's settings are upper bounds.
 
 Plans once, when the parts are timed and everything is compiled: how long an
-answer may be, and how many calibration prompts run; the others are judged. If
-not all fit, leaves out the arms that cannot win by these prompts. Then test
-prompts run until the time is over.
+answer may be, and how many calibration prompts run; the others are judged. Half
+of the time is for test prompts. If the fewest do not fit, leaves out the
+slowest arms; if not all fit, those that cannot win by the calibration prompts.
+Then test prompts run until the time is over.
 """
 
 import itertools
@@ -18,8 +19,9 @@ from specdec_jax import hosts, printing, program
 from specdec_jax.bench import intervals, prompts, records
 from specdec_jax.bench import plan as plan_lib
 
-# Shares of the time for timing the parts and for the calibration prompts.
-_PARTS, _PROMPTS = 0.1, 0.25
+# Shares of the time for timing the parts, for the calibration prompts, and kept
+# for the test prompts.
+_PARTS, _PROMPTS, _TESTS = 0.1, 0.25, 0.5
 _SHORTEST = 8  # tokens of an answer
 # Calibration prompts, where answers can be shorter for more: one of every kind
 # of the built-in ones.
@@ -99,24 +101,53 @@ class Speed(NamedTuple):
 
   def closing(self) -> float:
     """Estimates the verdict, the audit and compiling what measures alpha."""
-    return 3 + 1.5 * self.compile * self.drafters
+    return 3 + 0.75 * self.compile * self.drafters
+
+  def least(self, plan: plan_lib.Plan) -> float:
+    """Estimates the fewest calibration and test prompts, answered shortly."""
+    tokens = min(_SHORTEST, plan.max_new_tokens)
+    known = -(-len(plan.calibration) // plan.bench.batch_size)
+    spent = min(known, records.FEWEST) * self.calibration(tokens)
+    return spent + min(plan.batches, intervals.FEWEST) * self.test(tokens)
 
 
 def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
   """Raises ValueError, before all methods are compiled, if the clock has too
-  little time for one short answer in every method."""
-  tokens = min(_SHORTEST, plan.max_new_tokens)
-  least = min(2, len(plan.calibration)) * speed.calibration(tokens)
-  least += speed.test(tokens) + speed.compiling() + speed.closing()
-  # Compiling is guessed on the safe side.
-  over = least - clock.left() - _PARTS * clock.seconds
-  if over > 0:
-    minutes = (clock.seconds + over / (1 - _PARTS)) / 60
+  little time for the fewest prompts with one method."""
+
+  def minutes(speed: Speed) -> float:
+    least = speed.least(plan) + speed.compiling() + speed.closing()
+    # Compiling is guessed on the safe side.
+    over = least - clock.left() - _PARTS * clock.seconds
+    return (clock.seconds + over / (1 - _PARTS)) / 60
+
+  first = dict([*speed.factors.items()][:1])
+  one = minutes(speed._replace(factors=first, drafters=1, read=1))
+  if clock.limited and 60 * one > clock.seconds:
     raise ValueError(
-      f'minutes={clock.seconds / 60:g}: one short answer in every method takes '
-      f'some {minutes:.1f} with loading and compiling; give more, or fewer '
-      'decode.methods and decode.gammas'
+      f'minutes={clock.seconds / 60:g}: a few short answers take some '
+      f'{one:.1f} with one of decode.methods and decode.gammas, '
+      f'{minutes(speed):.1f} with all, with loading and compiling; give more'
     )
+
+
+def afford(
+  arms: Sequence[plan_lib.Arm],
+  plan: plan_lib.Plan,
+  speed: Speed,
+  clock: Clock,
+) -> tuple[Speed, dict[str, str]]:
+  """Leaves out the slowest arms, all but one, until the fewest prompts fit;
+  returns (Speed of the others, why by arm)."""
+  out: dict[str, str] = {}
+  while len(speed.factors) > 1 and speed.least(plan) > clock.left():
+    slowest = max(speed.factors, key=speed.factors.__getitem__)
+    out[slowest] = 'no time for it'
+    factors = {k: x for k, x in speed.factors.items() if k != slowest}
+    count = len({x.drafter for x in arms if x.name in factors})
+    read = min(speed.read, count)
+    speed = speed._replace(factors=factors, drafters=count, read=read)
+  return speed, out
 
 
 def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
@@ -130,8 +161,9 @@ def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
 def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   """Cuts calibration prompts and new tokens to the time that is left.
 
-  Halves answers until six batches of test prompts, enough for intervals, fit.
-  The first few prompts of either kind cover many categories.
+  Halves answers until seven calibration prompts leave half of all time, and
+  enough for six batches of test prompts, as intervals need. The first few
+  prompts of either kind cover many categories.
   """
   if not clock.limited:
     return plan
@@ -140,11 +172,12 @@ def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   tokens = plan.max_new_tokens
   while True:
     each = speed.calibration(tokens)
-    count = int(_PROMPTS * seconds / each) if each else batches
-    shortest = tokens < 2 * _SHORTEST
-    count = min(batches, max(2 if shortest else _FEWEST, count))
     least = min(plan.batches, intervals.FEWEST) * speed.test(tokens)
-    if shortest or count * each + least <= seconds:
+    room = seconds - max(least, _TESTS * clock.seconds)
+    count = int(min(room, _PROMPTS * seconds) / each) if each else batches
+    shortest = tokens < 2 * _SHORTEST
+    count = min(batches, max(records.FEWEST if shortest else _FEWEST, count))
+    if shortest or count * each <= room:
       break
     tokens //= 2
   known = spread(plan.calibration)
@@ -226,6 +259,7 @@ def blocks(
   for done, job in enumerate(printing.track(jobs, 'timing')):
     left = clock.left()
     # Less is left than a block took on average.
-    if done and left - after * min(done + 1, groups) < (start - left) / done:
+    read = min(done + 1, groups, records.READ)
+    if done and left - after * read < (start - left) / done:
       return
     yield job

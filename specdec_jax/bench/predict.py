@@ -84,9 +84,10 @@ def alphas(
   """Measures Alpha on plain decoding's text, for every arm but the first.
 
   Arms with one engine share it. One around others has none: which of them
-  proposes depends on what was accepted before. plain: one output a group.
+  proposes depends on what was accepted before. plain: one output a group, of
+  which the first few are read.
   """
-  texts = list(zip(groups, plain, strict=True))
+  texts = list(zip(groups, plain, strict=True))[: records.READ]
   found = {}
   for arm in {id(arm.engine): arm for arm in arms[1:]}.values():
     if not texts or arm.engine.parts:

@@ -11,6 +11,7 @@ from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import distance as distance_lib
 
 FEWEST = 4  # batches of calibration prompts of a prediction
+READ = 8  # batches of test prompts on whose texts alpha is measured, at most
 AGREE = 0.85, 1.2  # measured over explained, where the parts bear a result out
 
 # What a rule reproduces of plain decoding.

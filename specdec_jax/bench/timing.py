@@ -1,9 +1,8 @@
 """Times full generations, compares their speeds, and measures the ceiling.
 
-A prefill is timed apart from all windows after it. A block is one batch in one
-repeat: all arms run in turn, so that the machine's drift cancels. A plain step
-reads every weight once, so weight bytes over bandwidth bound its time from
-below. Bandwidth is measured, not from a data sheet.
+A block is one batch in one repeat: all arms run in turn, so that the machine's
+drift cancels. A plain step reads every weight once, so weight bytes over
+bandwidth, which is measured, bound its time from below.
 """
 
 import functools
@@ -62,8 +61,7 @@ class Runs(NamedTuple):
 
 
 def compile_arms(arms, request: decode.Request) -> dict[str, decode.Programs]:
-  """Compiles what `turn` runs, for the request's shapes; reading the prompts
-  once for all arms that need the same of it."""
+  """Compiles what `turn` runs, for the request's shapes."""
   engines = {id(arm.engine): arm.engine for arm in arms}
   read, done = {}, {}
   for key, engine in printing.track(engines.items(), 'compiling'):
@@ -126,8 +124,8 @@ def turn(
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
   """Runs every arm on one batch, in this order. The target reads the prompts
-  once for all that need the same of it. Arms with one engine differ in their
-  windows' cap alone: they copy one prefill's result."""
+  once for all that need the same of it; arms with one engine copy a prefill's
+  result, as they differ in their windows' cap alone."""
   readings, begun, out = {}, {}, {}
   for i, arm in enumerate(arms):
     engine, program, request = arm.engine, programs[arm.name], group.full
