@@ -48,7 +48,7 @@ def audit(folder, *arguments, program=SCRIPT):
   return programs.run(program, *SETTINGS, prompts, *arguments)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_texts_are_identical(folder):
   out = folder / 'out'
   done = audit(folder, f'--workdir={out}').check()

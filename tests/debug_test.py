@@ -215,7 +215,7 @@ def test_nan_ends_a_check_as_it_ends_a_text():
   refused('request 40: .* not finite after 0 new tokens', nan)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_the_api_checks_what_it_would_generate():
   """With the target's own first layers, which share its cache."""
   target = specdec_jax.load('random:tiny')

@@ -153,7 +153,7 @@ def test_every_student_begins_at_tiny_with_what_its_refusals_ask_for(kind):
   assert student.drafter(s.judge.gamma).gamma == 3
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['eagle3', 'dflash'])
 def test_a_student_with_the_usual_taps_is_trained_and_drafts(tmp_path, kind):
   """Of two layers, which are fewer than the usual taps."""

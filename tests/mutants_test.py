@@ -86,7 +86,7 @@ def test_what_pytest_says(status, output, verdict, test):
   assert run._judge(status, output)[:2] == (verdict, test)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_tree_that_fails_by_itself_is_refused():
   node = 'tests/requests_test.py::no_such_test'
   with pytest.raises(ValueError, match='without a mutant'):

@@ -123,9 +123,8 @@ def turn(
   programs: Mapping[str, decode.Programs],
   group: plan_lib.Group,
 ) -> dict[str, Ran]:
-  """Runs every arm on one batch, in this order. The target reads the prompts
-  once for all that need the same of it; arms with one engine copy a prefill's
-  result, as they differ in their windows' cap alone."""
+  """Runs every arm on one batch, in this order; the target reads the prompts
+  once for all that need the same of it, a drafter once for all its gammas."""
   readings, begun, out = {}, {}, {}
   for i, arm in enumerate(arms):
     engine, program, request = arm.engine, programs[arm.name], group.full

@@ -247,7 +247,7 @@ def test_a_rule_that_cannot_be_enumerated_is_not_judged(promise, name, why):
   assert row.passed is False and re.match(f'{name}: .*{why}', row.case), row
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('promise', DISTRIBUTIONS)
 @pytest.mark.parametrize(
   'name, case',
@@ -285,7 +285,7 @@ def test_a_rule_counts_when_all_that_was_to_run_ran(promise, monkeypatch):
 # --- drafters -----------------------------------------------------------------
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, case',
   [
@@ -339,7 +339,7 @@ def drawn(monkeypatch):
   monkeypatch.setattr(branch, '_best', best_drawn)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'tree, gamma, wrong',
   [

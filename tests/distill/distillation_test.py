@@ -26,7 +26,7 @@ def eagle_run(tmp_path_factory):
   return folder, *runs.run(folder, run=dict(steps=8, evaluate_every=4))
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_eagle_is_trained_judged_written_and_decodes(eagle_run):
   _, figures, lines = eagle_run
   found = runs.losses(lines)

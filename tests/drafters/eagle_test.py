@@ -146,7 +146,7 @@ def certified(dtype: str):
   return world.target, drafter, reject.RULE, weights, request
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_in_bfloat16_it_remembers_what_the_text_says():
   """In every window, recomputed from scratch."""
   *parts, weights, request = certified('bfloat16')

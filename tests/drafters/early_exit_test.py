@@ -196,7 +196,7 @@ def test_a_loaded_target_drafts_for_itself(source, dtype):
   assert out.tokens == plain.tokens and out.metrics['accepted_tokens']
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('around', [hybrid, adaptive])
 def test_others_may_be_around_it(around):
   target = specdec_jax.load('random:tiny')

@@ -132,7 +132,7 @@ def test_logits_of_the_prompt_are_left_out_and_change_nothing():
     assert not np.any(found[:, :left_out])
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('rule', ['reject', 'block'])
 def test_real_decoding_agrees_and_wrong_texts_do_not(rule):
   found = recorded() + recorded(seed=8)
@@ -193,7 +193,7 @@ def test_efficiencies_by_hand():
   assert ends == pytest.approx((want, want), rel=0.1)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_alpha_is_that_of_bench_for_every_drafter_with_a_q(tmp_path):
   """Of an encoder-decoder on the same texts, under a lossy rule too."""
   target = build.load('random:t5_tiny')

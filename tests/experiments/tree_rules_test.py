@@ -57,7 +57,7 @@ def test_of_one_draft_it_is_the_overlap():
   np.testing.assert_allclose(exact.best(found), overlap_X, atol=1e-7)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('levels', ['3', '2,2'])
 def test_of_a_certain_tree_it_is_p_of_the_nodes_and_every_rule_reaches_it(
   levels,

@@ -191,7 +191,7 @@ def read(made, given):
   return np.asarray(eagle.reduced(config, weights, hidden)[0])
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['llama_joined', 'qwen3_each_fed'])
 def test_the_kernels_compute_the_same(name, monkeypatch):
   """Of a packed target, but for int8; a pass through a cache is golden."""

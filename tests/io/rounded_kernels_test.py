@@ -95,7 +95,7 @@ def test_logits_are_those_of_the_rounded_numbers(source):
   np.testing.assert_array_equal(five, alone)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['int8', 'stored'])
 def test_speculation_leaves_the_text_as_it_is(tmp_path, dtype):
   """Of rounded drafts, of the target's first layer, of one on its head."""
@@ -121,7 +121,7 @@ def test_speculation_leaves_the_text_as_it_is(tmp_path, dtype):
     assert out.tokens == plain.tokens and len(out.tokens) == 16, draft
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_an_encoder_is_rounded_too():
   few, all_ = (
     load.load('random:t5_tiny', dtype=x) for x in ('int8', 'float32')

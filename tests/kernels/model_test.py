@@ -144,7 +144,7 @@ def test_a_tokens_logits_depend_neither_on_width_nor_on_batch(size, dtype):
     np.testing.assert_array_equal(five, alone)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_short_source_is_encoded_without_most_of_its_padding():
   """To the same keys and values; there are none past the part that it needs."""
   _, (config, params) = both(T5)

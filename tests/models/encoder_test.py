@@ -130,7 +130,7 @@ def test_text_is_plain_decodings_whatever_drafts(x64, rule):
     assert (mean > 2) == (draft is config)
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_walk_along_a_text_reads_the_source():
   """Early exit proposes what its layers predict there."""
   config = config_of(depth=3).running(dtype='float32')

@@ -105,7 +105,7 @@ def test_what_lies_behind_pairs_changes_nothing_and_all_parameters_learn():
     assert np.abs(x).max() > 1e-7, name
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_dropout_is_off_at_0_and_has_draws_of_its_own_everywhere(monkeypatch):
   batch, params = pairs()
   dropped = lambda key, **more: float(

@@ -55,7 +55,7 @@ def test_a_text_becomes_a_model_that_decodes(alone, source):
   assert api.generate(model, ['the '], max_new_tokens=4)[0].tokens
 
 
-@pytest.mark.more
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model', [dict(dtype='bfloat16'), dict(remat=True)], ids=str
 )
@@ -70,7 +70,7 @@ def test_computes_otherwise_and_learns_the_same(model, alone, source, tmp_path):
   assert params['head'].dtype == np.float32
 
 
-@pytest.mark.more
+@pytest.mark.slow
 def test_a_mesh_changes_nothing_and_another_goes_on(
   alone, source, tmp_path, monkeypatch
 ):
