@@ -1,11 +1,11 @@
 """Papers' cells beside ours, and the rule that says what became of them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib import ticker
 
-from experiments import plots
+from experiments import papers, plots
 from specdec_jax.bench import intervals, tables
 
 RULE = (
@@ -40,9 +40,16 @@ class Claim(NamedTuple):
   why: str = ''  # what our cells say of a difference, in a few words
 
 
-def minus(x: intervals.Interval, value: float) -> intervals.Interval:
-  """Shifts an interval."""
-  return intervals.Interval(*(None if y is None else y - value for y in x))
+def speed(
+  cell: str, theirs: float, digits: int, place: str, ours: Any, why: str
+) -> Claim:
+  """Claims a printed speed; ours: an Interval as its JSON is read."""
+  x = intervals.Interval(**ours)
+  above = intervals.Interval(*(None if y is None else y - 1.0 for y in x))
+  ends = papers.printed(theirs, digits)
+  look: dict[str, Any] = dict(form='{:.2f}x', none=1.0, against='1x', sign=1)
+  prints = f'{theirs:.{digits}f}x'
+  return Claim(cell, prints, place, *ends, x, apart=above, why=why, **look)
 
 
 def outcome(x: Claim) -> str:

@@ -113,7 +113,9 @@ def measure(
       if known == setting and before['machine']['commit'] == head:
         continue
     if loaded is None or loaded.row != row:
-      loaded = loaded_lib.load(row, asked.gammas, _most(asked))
+      # So many prompts are enough if answers are short.
+      most = 8 if asked.tokens < 100 else max(64, asked.tokens // 4)
+      loaded = loaded_lib.load(row, asked.gammas, most)
       gate = loaded_lib.gate(loaded)
     told = printing.progress_console()
     told.print(f'{table.name}: row {name}', highlight=False)
@@ -192,11 +194,6 @@ def asked() -> Asked:
   if _QUICK.value:
     return Asked(min(_TOKENS.value, 60), 4, 2, (1, 2))
   return Asked(_TOKENS.value, 48, 3, GAMMAS)
-
-
-def _most(asked: Asked) -> int:
-  """Returns how many prompts are enough if answers are short."""
-  return 8 if asked.tokens < 100 else max(64, asked.tokens // 4)
 
 
 def interval(

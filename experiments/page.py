@@ -23,10 +23,14 @@ class Part(NamedTuple):
   rows: Sequence[Any]
 
 
-def lines(part: Part) -> list[str]:
-  """Writes a part's lines, and an empty one."""
-  columns = tables.columns(part.columns)
-  return [part.about, '', *tables.markdown(part.rows, columns), '']
+def text(*parts: Part) -> str:
+  """Writes parts one below the other."""
+  return '\n\n'.join(
+    '\n'.join(
+      [x.about, '', *tables.markdown(x.rows, tables.columns(x.columns))]
+    )
+    for x in parts
+  )
 
 
 def near(gain: intervals.Interval) -> str:
@@ -76,10 +80,10 @@ def away(alpha: Mapping[str, Any] | None) -> str:
   return records.Alpha(None, (alpha or {}).get('total_variation')).away
 
 
-def made_by() -> dict[str, Any]:
-  """Returns machine.describe's `commit` and `dirty`, without WRITTEN."""
+def made_here() -> dict[str, Any]:
+  """Returns machine.describe(), with `commit` and `dirty` without WRITTEN."""
   commit, dirty = machine.commit(*WRITTEN)
-  return {'commit': commit, 'dirty': dirty}
+  return machine.describe() | {'commit': commit, 'dirty': dirty}
 
 
 def made_on(m: dict[str, Any]) -> str:
@@ -105,9 +109,8 @@ def filled(page: str, lines: Sequence[str], name: str = '') -> str:
   return before + '\n'.join([first, '', *lines, '', last]) + rest.split(last)[1]
 
 
-def fill(home: pathlib.Path, text: str, name: str = '') -> None:
-  """Puts a text between the marks in a folder's README.md."""
-  readme = home / 'README.md'
+def fill(readme: pathlib.Path, text: str, name: str = '') -> None:
+  """Puts a text between the marks of a page."""
   page = filled(readme.read_text('utf-8'), text.split('\n'), name)
   files.write(readme, page.removesuffix('\n'))
 
@@ -147,6 +150,7 @@ def write(
   beside = outcome.replace('](results/', '](') + '\n\n' * bool(outcome)
   files.write(folder / f'{name}.md', beside + text)
   if folder.resolve() == home.resolve() / 'results':
-    fill(home, text, '' if name == home.name else name)
+    readme = home / 'README.md'
+    fill(readme, text, '' if name == home.name else name)
     if outcome:
-      fill(home, outcome, 'outcome')
+      fill(readme, outcome, 'outcome')

@@ -50,9 +50,7 @@ def png(
 
 def label(axes: Axes, x: str, y: str, title: str = '') -> None:
   """Names the axes; the title says what is seen, not what is drawn."""
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
-  axes.set_title(title)
+  axes.set(xlabel=x, ylabel=y, title=title)
 
 
 def curve(

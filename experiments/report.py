@@ -42,14 +42,15 @@ def rendered(table: empirical.Table, folder: pathlib.Path, every: Rows) -> Page:
   claims = table.claims(cells, shown)
   why = f' {table.why[0].upper()}{table.why[1:]}.' if claims else ''
   picture = f'![Ours beside the paper](results/{table.name}.png)'
-  outcome = [warning(found) + claims_lib.told(claims) + why, '']
+  quick = any(x['quick'] for x in found.values())
+  warning = 'QUICK: tiny random models, which say nothing. ' * quick
+  outcome = [warning + claims_lib.told(claims) + why, '']
   outcome += [picture, ''] if claims else []
   outcome += claims_lib.lines(claims)
-  lines = [_caption(found), '']
-  for part in table.parts(cells, shown):
-    lines += page.lines(part)
-  lines += [f'* {x}' for x in _notes(table, run, found, every)]
-  text, top = ('\n'.join(x).rstrip('\n') for x in (lines, outcome))
+  notes = '\n'.join(f'* {x}' for x in _notes(table, run, found, every))
+  tables = page.text(*table.parts(cells, shown))
+  text = '\n\n'.join([_caption(found), tables, notes]).rstrip('\n')
+  top = '\n'.join(outcome).rstrip('\n')
   return Page(table, text, top, commits.popitem()[1], claims)
 
 
@@ -61,21 +62,14 @@ def write(found: Page, folder: pathlib.Path) -> None:
   page.write(folder, found.table.home, found.text, outcome=found.outcome)
 
 
-def warning(found: Mapping[str, Any]) -> str:
-  quick = any(x['quick'] for x in found.values())
-  return 'QUICK: tiny random models, which say nothing. ' * quick
-
-
 def _caption(found: Mapping[str, Any]) -> str:
   """Says which commit and machine measured which rows."""
   made_on: dict[str, list[str]] = {}
   for name, x in found.items():
     made_on.setdefault(page.made_on(x['machine']), []).append(name)
-  several = len(made_on) > 1
-  return ' '.join(
-    f'{", ".join(names)}: {made}' if several else made
-    for made, names in made_on.items()
-  )
+  if len(made_on) == 1:
+    return made_on.popitem()[0]
+  return ' '.join(f'{", ".join(x)}: {made}' for made, x in made_on.items())
 
 
 def _shown(row: Row, doc) -> Row:
@@ -88,9 +82,8 @@ def _shown(row: Row, doc) -> Row:
   names = {x.get('draft') for x in doc['cells']}
   drafts = tuple(x for x in row.drafts if x.name in names)
   failed = doc['gate'] and not loaded_lib.Gate(**doc['gate']).passed
-  return dataclasses.replace(
-    row, name=f'toy {row.name}' if failed else row.name, drafts=drafts
-  )
+  name = f'toy {row.name}' if failed else row.name
+  return dataclasses.replace(row, name=name, drafts=drafts)
 
 
 def _notes(
@@ -128,7 +121,7 @@ def run(tables: Sequence[empirical.Table]) -> bool:
   found = pages(tables, folders, [empirical.rows(x) for x in tables])
   files.write(output / 'report.md', markdown(found))
   if output == ROOT / 'results':
-    page.fill(ROOT, summary(found), 'tables')
+    page.fill(ROOT / 'README.md', summary(found), 'tables')
   print(summary(found), f'{output}/report.md', sep='\n\n')
   return True
 

@@ -65,7 +65,7 @@ def compute(name: str, workdir: str = '') -> bool:
     if table in module.FIGURES:
       files.write(folder / f'{table}.png', plots.png(module.FIGURES[table]))
     if not workdir:
-      page.fill(home, text, table)
+      page.fill(home / 'README.md', text, table)
     print(f'\n{table}\n\n{text}')
     good &= found.good
   return good

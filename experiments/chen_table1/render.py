@@ -14,7 +14,6 @@ from experiments.chen_table1 import texts
 from experiments.page import Part
 from experiments.rows import Cells, Rows
 from specdec_jax import sampling as sampling_lib
-from specdec_jax.bench import intervals
 from specdec_jax.bench import plan as plan_lib
 
 # Of a text of the paper: its samplings, as (name, temperature, top_p).
@@ -50,10 +49,11 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   ]
   found = empirical.measured(arms, plan, asked.repeats)
   runs, rows = found.runs, {x.name: x for x in found.rows}
-  scores = {
-    name: _rouge(loaded, loaded_lib.texts_of(loaded, x.answers))
-    for name, x in runs.items()
-  }
+  wanted, scores = loaded.references, {}  # in the prompts' order
+  for name, x in runs.items():
+    said = loaded_lib.texts_of(loaded, x.answers)
+    order = sorted(wanted, key=int)
+    scores[name] = [rouge2(said[x], wanted[x]) for x in order]
   ms = {name: x.tok_s and 1000 / x.tok_s for name, x in rows.items()}
   return [
     {
@@ -67,12 +67,6 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
     }
     for arm in arms[1:]
   ]
-
-
-def _rouge(loaded: loaded_lib.Loaded, found: Mapping[str, str]) -> list[float]:
-  """Scores each answer, in the prompts' order; [] without references."""
-  wanted = loaded.references
-  return [rouge2(found[x], wanted[x]) for x in sorted(wanted, key=int)]
 
 
 def rouge2(found: str, wanted: str) -> float:
@@ -135,35 +129,19 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
 
 
 def _claims(theirs: papers.Chen, name: str, x: Mapping[str, Any]):
-  speed = intervals.Interval(**x['speed'])
   cell, place = f'{theirs.text}, {theirs.sampling}', f'{name}, {x["draft"]}'
-  yield claims_lib.Claim(
-    f'{cell}: speed',
-    f'{theirs.speed:.2f}x',
-    place,
-    *papers.printed(theirs.speed, 2),
-    ours=speed,
-    form='{:.2f}x',
-    none=1.0,
-    against='1x',
-    sign=1,
-    apart=claims_lib.minus(speed, 1.0),
-    why=f'{x["efficiency"]:.2f} tokens a window',
-  )
+  why = f'{x["efficiency"]:.2f} tokens a window'
+  given = f'{cell}: speed', theirs.speed, 2, place, x['speed'], why
+  yield claims_lib.speed(*given)
   plain, mine = (np.asarray(y) for y in x['rouge'])
   if len(plain) and theirs.sampling != 'greedy':
     change = theirs.speculated - theirs.plain
+    # Of two numbers that round.
     ends = (round(change + x, 4) for x in (-1e-3, 1e-3))
     ours_R = resampled.draws(len(plain)) @ (mine - plain) / len(plain)
-    yield claims_lib.Claim(
-      f'{cell}: change of ROUGE-2',
-      f'{change:+.3f}',
-      place,
-      *ends,  # of two numbers that round
-      resampled.interval(ours_R, len(plain)),
-      form='{:+.3f}',
-      of='quality',
-    )
+    ours, form = resampled.interval(ours_R, len(plain)), '{:+.3f}'
+    given = f'{cell}: change of ROUGE-2', form.format(change), place, *ends
+    yield claims_lib.Claim(*given, ours, form, of='quality')
 
 
 TABLE = empirical.Table(

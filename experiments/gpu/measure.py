@@ -5,7 +5,6 @@ bash experiments/gpu/run.sh [--parts=...] [--tiny] [--results=DIR]
 
 import pathlib
 import sys
-import time
 import traceback
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
@@ -15,6 +14,7 @@ from absl import flags
 from experiments import page
 from experiments.gpu import parts, programs, render
 from specdec_jax import machine, printing, program
+from specdec_jax.costs import parts as timing
 from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
@@ -28,13 +28,16 @@ _COMMIT = flags.DEFINE_string(
 
 def run() -> bool:
   """Returns whether every part that was asked for was measured."""
-  names, sizes = _asked(), programs.TINY if _TINY.value else programs.Sizes()
+  for name in (names := _PARTS.value):
+    if name not in parts.PARTS:
+      raise ValueError(f'parts={name}: allowed are {", ".join(parts.PARTS)}')
+  sizes = programs.TINY if _TINY.value else programs.Sizes()
   folder = program.open_workdir(_RESULTS.value)
   assert folder
   path, about = folder / 'gpu.json', machine.describe() | programs.card()
   if _COMMIT.value:
     about |= dict(commit=_COMMIT.value, dirty=False)
-  doc = files.read_json(path) if path.exists() else {'parts': {}}
+  doc = files.read_json(path, {'parts': {}})
   doc |= dict(command='experiments/gpu/measure.py', machine=about)
   done = doc['parts']
   failed = []
@@ -43,30 +46,20 @@ def run() -> bool:
       raise ValueError(
         f'parts={name}: needs {", ".join(sorted(missing))} first'
       )
-    start = time.perf_counter()
     try:
-      rows = parts.PARTS[name](sizes, done)
+      took, rows = timing.timed(parts.PARTS[name], sizes, done)
     except Exception:  # the other parts are still worth their time
       traceback.print_exc()
       failed.append(name)
       continue
-    took = time.perf_counter() - start
     done[name] = dict(machine=about | programs.card(), seconds=took, rows=rows)
     files.write(path, printing.compact(doc))
-    text = '\n'.join(render.part(name, done[name]))
-    print(f'{text}\n{name}: {took:.0f} s, {program.elapsed():.0f} in all\n')
-    sys.stdout.flush()
+    text = render.part(name, done[name])
+    took = f'{took:.0f} s, {program.elapsed():.0f} in all'
+    print(f'{text}\n\n{name}: {took}\n', flush=True)
   if not failed:
     page.write(folder, HERE, render.markdown(doc))
   return not failed
-
-
-def _asked() -> list[str]:
-  names = _PARTS.value
-  for name in names:
-    if name not in parts.PARTS:
-      raise ValueError(f'parts={name}: allowed are {", ".join(parts.PARTS)}')
-  return names
 
 
 if __name__ == '__main__':

@@ -55,7 +55,7 @@ def plain(s: Sizes, doc: Row) -> list[Row]:
   every = [(x, 'bfloat16') for x in (s.target, s.draft, s.small)]
   every += [(x, 'float32') for x in (s.draft, s.small)]
   rows = _passes(s, doc, [(*key, 1) for key in every])
-  programs.free(*every[:2])
+  programs.free()
   return rows
 
 
@@ -64,7 +64,7 @@ def quantised(s: Sizes, doc: Row) -> list[Row]:
   programs.free()
   asked = [(s.target, x, n) for x in QUANTISED for n in (1, 5, 9)]
   rows = _passes(s, doc, asked + [(s.draft, x, 1) for x in QUANTISED])
-  programs.free((s.target, 'bfloat16'), (s.draft, 'bfloat16'))
+  programs.free()
   return rows
 
 
@@ -79,21 +79,21 @@ def _passes(s: Sizes, doc: Row, asked: Sequence[tuple]) -> list[Row]:
     gb_s = programs.spread([read / x / 1e9 for x in found])
     own = dict(size=size, dtype=dtype, n=n, gb=read / 1e9, ms=_ms(found))
     own |= dict(gb_s=gb_s, share=gb_s['value'] / most)
-    own |= dict(v=_over(found, statistics.median(every[size, dtype, 1])))
+    step = statistics.median(every[size, dtype, 1])
+    own |= dict(v=programs.spread(found, step))
     own |= programs.profiled(functools.partial(walk.steps, 8), 8)
-    rows.append(own | dict(compiling=walk.program.result().compiling))
+    rows.append(own | dict(compiling=walk.program.result()[0]))
   return rows
 
 
-def _full(m, s: Sizes, n: int, **more) -> programs.Walk:
+def _full(m, s: Sizes, n: int) -> programs.Walk:
   """Makes passes over n tokens at the buffer's end."""
-  walk = programs.passes(m, s, n, **more)
+  walk = programs.passes(m, s, n)
   slots = walk.asked.tokens_BL.shape[1]
   return walk.at(slots - programs.STEPS - n - 1 if slots > 128 else s.start)
 
 
-def _ms(seconds: Sequence[float]) -> dict[str, float]:
-  return programs.spread([1e3 * x for x in seconds])
+_ms = functools.partial(programs.spread, unit=1e-3)
 
 
 def widths(s: Sizes, doc: Row) -> list[Row]:
@@ -101,46 +101,45 @@ def widths(s: Sizes, doc: Row) -> list[Row]:
   m = programs.model(s.target)
   walks = {n: _full(m, s, n) for n in WIDTHS}
   rows = []
-  for name, at in (('full', None), (f'{s.start} tokens', s.start)):
-    some = {n: w if at is None else w.at(at) for n, w in walks.items()}
+  short = {n: walk.at(s.start) for n, walk in walks.items()}
+  for name, some in {'full': walks, f'{s.start} tokens': short}.items():
     found = programs.seconds(some, s)
     step = statistics.median(found[1])
-    rows += [
-      dict(buffer=name, n=n, ms=_ms(x), v=_over(x, step))
-      for n, x in found.items()
-    ]
+    for n, x in found.items():
+      v = programs.spread(x, step)
+      rows.append(dict(buffer=name, n=n, ms=_ms(x), v=v))
   return rows
-
-
-def _over(seconds: Sequence[float], step: float) -> dict[str, float]:
-  return programs.spread([x / step for x in seconds])
 
 
 def drafts(s: Sizes, doc: Row) -> list[Row]:
   """Times drafting a window, over a plain step; c is for each of its tokens."""
-  m, most = programs.model(s.target), GAMMAS[-1]
   made = {
     'lm': lm.Settings(programs.model(s.draft)),
     'eagle': eagle.Settings('random:0'),
     'lookup': lookup.Settings(),
   }
-  walks = {('plain', 0): programs.passes(m, s, 1)}
-  for name, draft in made.items():
-    walk = programs.drafting(m, draft, s, most)
-    walks |= {(name, g): walk.wanting(g) for g in GAMMAS}
-  found = programs.seconds(walks, s)
-  step = statistics.median(found.pop(('plain', 0)))
+  walks = _walks(s, programs.model(s.target), made, GAMMAS, (1,))
+  found, over = programs.seconds(walks, s), programs.spread
+  step = statistics.median(found.pop(('pass', 1)))
   return [
-    dict(drafter=name, gamma=g, window=_over(x, step), c=_over(x, g * step))
+    dict(drafter=name, gamma=g, window=over(x, step), c=over(x, g * step))
     for (name, g), x in found.items()
   ]
 
 
-class Cell(NamedTuple):
-  """A generation, its draft (for table.method_of), and its prediction."""
+def _walks(s: Sizes, m, drafts, gammas, widths, **sizes):
+  """Makes ('pass', tokens), and (draft's name, gamma): drafting a window."""
+  walks = {('pass', n): programs.passes(m, s, n, **sizes) for n in widths}
+  for name, draft in drafts.items():
+    walk = programs.drafting(m, draft, s, max(gammas), **sizes)
+    walks |= {(name, g): walk.wanting(g) for g in gammas}
+  return walks
 
-  name: str
-  draft: Any
+
+class Cell(NamedTuple):
+  """A generation by a draft, and its prediction."""
+
+  draft: str
   alpha: float
   gamma: int
   predicted: float
@@ -148,32 +147,34 @@ class Cell(NamedTuple):
 
 def improvement(s: Sizes, doc: Row) -> list[Row]:
   """Times generations with scripted acceptance, beside their predictions."""
-  wide, drafted = doc['widths']['rows'], doc['drafts']['rows']
-  v = {x['n']: x['v']['value'] for x in wide if x['buffer'] != 'full'}
-  costs = {
-    x['gamma']: x['window']['value'] for x in drafted if x['drafter'] == 'lm'
-  }
-  draft = lm.Settings(programs.model(s.draft))
+  wide = [x for x in doc['widths']['rows'] if x['buffer'] != 'full']
+  over = {('pass', x['n']): x['v']['value'] for x in wide}
+  for x in doc['drafts']['rows']:
+    over[x['drafter'], x['gamma']] = x['window']['value']
   cells = []
   for alpha in ALPHAS:
-    gains = {g: _gain(alpha, costs[g], v[g + 1], g) for g in GAMMAS}
+    gains = {g: _gain(over, 'lm', alpha, g) for g in GAMMAS}
     gamma = max(gains, key=gains.__getitem__)
-    cells.append(Cell(s.draft, draft, alpha, gamma, gains[gamma]))
-  return _generated(s, programs.model(s.target), cells)
+    cells.append(Cell(s.draft, alpha, gamma, gains[gamma]))
+  drafts = {s.draft: lm.Settings(programs.model(s.draft))}
+  return _generated(s, programs.model(s.target), drafts, cells)
 
 
-def _gain(alpha: float, window: float, v: float, gamma: int) -> float:
-  """Predicts by theorem 3.8, with a window's drafts at the cost as timed."""
-  return cost.expected_tokens(alpha, gamma) / (window + v)
+def _gain(over, name: str, alpha: float, gamma: int) -> float:
+  """Predicts by theorem 3.8, from the costs of _walks over a plain step."""
+  window = over[name, gamma] + over['pass', gamma + 1]
+  return cost.expected_tokens(alpha, gamma) / window
 
 
-def _generated(s: Sizes, m, cells: Sequence[Cell]) -> list[Row]:
+def _generated(s: Sizes, m, drafts, cells: Sequence[Cell]) -> list[Row]:
+  """Times cells by their drafts' Settings; all compile side by side."""
   model = programs.steered(m.model)
-  runs = {('', 0): programs.generation(m, model, None, 0, s)}
-  for x in cells:
-    if (key := (x.name, x.gamma)) not in runs:
-      runs[key] = programs.generation(m, model, x.draft, x.gamma, s)
-  return [_one(s, runs['', 0], runs[x.name, x.gamma], x) for x in cells]
+  plain = programs.generation(m, model, None, 0, s)
+  runs = {
+    key: programs.generation(m, model, drafts[key[0]], key[1], s)
+    for key in dict.fromkeys((x.draft, x.gamma) for x in cells)
+  }
+  return [_one(s, plain, runs[x.draft, x.gamma], x) for x in cells]
 
 
 def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
@@ -204,16 +205,11 @@ def _one(s: Sizes, plain, speculative, cell: Cell) -> Row:
   (found,) = intervals.speedups(tokens, np.transpose(seconds))
   tried = sum(int(x.tried_BK.sum()) for x in infos)
   accepted = sum(int(x.accepted_BK.sum()) for x in infos)
-  plain_s, _ = np.mean(seconds, 0)
-  return dict(
-    draft=cell.name,
-    alpha=cell.alpha,
+  return cell._asdict() | dict(
     accepted=accepted / max(tried, 1),
-    gamma=cell.gamma,
-    predicted=cell.predicted,
     measured=found._asdict(),
     ratio=found.value / cell.predicted,
-    plain_tok_s=float(tokens[0][0] / plain_s),
+    plain_tok_s=float(tokens[0][0] / np.mean(seconds, 0)[0]),
     joules=[x / SCRIPTS / n or None for x, n in zip(energy, news, strict=True)],
   )
 
@@ -235,8 +231,7 @@ def loop(s: Sizes, doc: Row) -> list[Row]:
   rows = {}
   for key in list(walks):
     try:
-      program = walks[key].program.result()
-      rows[key] = dict(compiling=program.compiling)
+      rows[key] = dict(compiling=walks[key].program.result()[0])
     except jax.errors.JaxRuntimeError as error:
       del walks[key]
       rows[key] = dict(refused=str(error)[:200])
@@ -254,11 +249,11 @@ def windows(s: Sizes, doc: Row) -> list[Row]:
     options = WAYS[name] if gpu else {}
     x = programs.generation(m, model, draft, 4, s, options)
     script_BL = programs.script(0.8, *x.asked.tokens_BL.shape, 0)
-    calls = int(x.run(2 * s.new, script_BL)[1].info.calls_B.max())
-    some = [x.run(2 * s.new, script_BL)[0] / calls for _ in range(3)]
     go = functools.partial(x.run, 2 * s.new, script_BL)
+    calls = int(go()[1].info.calls_B.max())
+    ms = _ms([go()[0] / calls for _ in range(3)])
     told = programs.profiled(go, calls)
-    rows.append(dict(way=name, windows=calls, ms=_ms(some), **told))
+    rows.append(dict(way=name, windows=calls, ms=ms, **told))
   return rows
 
 
@@ -270,8 +265,7 @@ def prefill(s: Sizes, doc: Row) -> list[Row]:
     made |= {(chunk, 'XLA'): programs.prefill(m, s, chunk) for chunk in CHUNKS}
   rows = []
   for (chunk, name), x in made.items():
-    x.run(1)
-    seconds = [x.run(1)[0] for _ in range(programs.SAMPLES)]
+    _, *seconds = (x.run(1)[0] for _ in range(1 + programs.SAMPLES))
     tokens = int(x.asked.lengths_B[0])
     tok_s = programs.spread([tokens / y for y in seconds])
     rows.append(dict(chunk=chunk, attention=name, ms=_ms(seconds), tok_s=tok_s))
@@ -283,64 +277,46 @@ def batch(s: Sizes, doc: Row) -> list[Row]:
   m, draft = programs.model(s.target), lm.Settings(programs.model(s.draft))
   gammas, rows, every = (1, 2, 4), [], {}
   for B in s.rows:  # all compile side by side
-    sizes = dict(rows=B, slots=s.batch_slots)
-    walk = programs.drafting(m, draft, s, max(gammas), **sizes)
-    walks = {('drafts', g): walk.wanting(g) for g in gammas}
-    walks |= {
-      ('pass', g): programs.passes(m, s, g + 1, **sizes) for g in (0, *gammas)
-    }
-    every[B] = walks
+    given = {'lm': draft}, gammas, (1, *(g + 1 for g in gammas))
+    every[B] = _walks(s, m, *given, rows=B, slots=s.batch_slots)
   for B, walks in every.items():
-    found = programs.seconds(walks, s)
-    step = statistics.median(found['pass', 0])
-    over = {key: statistics.median(x) / step for key, x in found.items()}
+    ms, over = _timed(s, walks)
     for alpha in ALPHAS[1::2]:
-      gains = {
-        g: _gain(alpha, over['drafts', g], over['pass', g], g) for g in gammas
-      }
-      row = dict(rows=B, ms=_ms(found['pass', 0]), alpha=alpha)
-      row |= dict(v5=over['pass', 4], c=over['drafts', 4] / 4)
-      gain = max(gains.values())
-      rows.append(row | dict(gamma=cost.best(gains), predicted=gain))
+      gains = {g: _gain(over, 'lm', alpha, g) for g in gammas}
+      row = dict(rows=B, ms=ms, alpha=alpha)
+      row |= dict(v5=over['pass', 5], c=over['lm', 4] / 4)
+      row |= dict(gamma=cost.best(gains), predicted=max(gains.values()))
+      rows.append(row)
   return rows
+
+
+def _timed(s: Sizes, walks):
+  """Returns (a plain step's ms, all costs over it)."""
+  found = programs.seconds(walks, s)
+  plain = found['pass', 1]
+  step = statistics.median(plain)
+  return _ms(plain), {k: statistics.median(x) / step for k, x in found.items()}
 
 
 def t5(s: Sizes, doc: Row) -> list[Row]:
   """Times the paper's greedy rows at its real sizes, its alphas scripted."""
   m = programs.model(s.t5)
-  sizes = dict(
-    zip(('T5-small', 'T5-base', 'T5-large'), s.t5_drafts, strict=True)
-  )
   asked = [x for x in papers.TABLE4 if x.temperature == 0]
-  most = max(x.gamma for x in asked)
-  walks: dict[Any, programs.Walk] = {
-    n: programs.passes(m, s, n) for n in {1, *(x.gamma + 1 for x in asked)}
-  }
-  drafts = {x: lm.Settings(programs.model(y)) for x, y in sizes.items()}
-  for name, draft in drafts.items():
-    walk = programs.drafting(m, draft, s, most)
-    gammas = {x.gamma for x in asked if x.draft == name}
-    walks |= {(name, g): walk.wanting(g) for g in gammas}
-  found = programs.seconds(walks, s)
-  step = statistics.median(found[1])
-  over = {key: statistics.median(x) / step for key, x in found.items()}
-  cells = [
-    Cell(
-      x.draft,
-      drafts[x.draft],
-      x.alpha,
-      x.gamma,
-      _gain(x.alpha, over[x.draft, x.gamma], over[x.gamma + 1], x.gamma),
-    )
-    for x in asked
-  ]
-  rows = _generated(s, m, cells)
-  return [
-    row
-    | dict(task=x.task, c=over[x.draft, x.gamma] / x.gamma, v=over[x.gamma + 1])
-    | dict(paper_c=x.c, paper=x.emp, step_ms=_ms(found[1]))
-    for row, x in zip(rows, asked, strict=True)
-  ]
+  gammas = sorted({x.gamma for x in asked})
+  names = 'T5-small', 'T5-base', 'T5-large'
+  models = map(programs.model, s.t5_drafts)
+  drafts = dict(zip(names, map(lm.Settings, models), strict=True))
+  walks = _walks(s, m, drafts, gammas, (1, *(g + 1 for g in gammas)))
+  ms, over = _timed(s, walks)
+  cells, told = [], []
+  for x in asked:
+    predicted = _gain(over, x.draft, x.alpha, x.gamma)
+    cells.append(Cell(x.draft, x.alpha, x.gamma, predicted))
+    c, v = over[x.draft, x.gamma] / x.gamma, over['pass', x.gamma + 1]
+    row = dict(task=x.task, c=c, v=v, paper_c=x.c, paper=x.emp)
+    told.append(row | dict(step_ms=ms))
+  rows = _generated(s, m, drafts, cells)
+  return [row | x for row, x in zip(rows, told, strict=True)]
 
 
 PARTS = {

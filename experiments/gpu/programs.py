@@ -8,9 +8,9 @@ import gc
 import pathlib
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -71,40 +71,24 @@ TINY = Sizes(
 )
 SAMPLES = 5  # of every time
 
-_models: dict[tuple[str, str], load.LanguageModel] = {}
 
-
+@functools.cache
 def model(size: str, dtype: str = 'bfloat16') -> load.LanguageModel:
   """Makes a model with random weights, loaded once."""
-  if (size, dtype) not in _models:
-    _models[size, dtype] = load.load(f'random:{size}', dtype=dtype)
-  return _models[size, dtype]
+  return load.load(f'random:{size}', dtype=dtype)
 
 
-def free(*kept: tuple[str, str]) -> None:
-  """Drops the models that are not kept, and what JAX holds of programs."""
-  for key in set(_models) - set(kept):
-    del _models[key]
+def free() -> None:
+  """Drops the models, and what JAX holds of programs."""
+  model.cache_clear()
   jax.clear_caches()
   gc.collect()
 
 
-class Program(NamedTuple):
-  """A compiled program: run(*args) of what is traced; seconds to compile it."""
-
-  run: Any
-  compiling: float
-
-
 def compiled(lowered, options: Mapping[str, Any] | None = None):
-  """Returns a future of the Program; it compiles beside others."""
-
-  def make():
-    start = time.perf_counter()
-    done = lowered.compile(compiler_options=dict(options or {}))
-    return Program(done, time.perf_counter() - start)
-
-  return _pool.submit(make)
+  """Returns a future of (seconds, program); it compiles beside others."""
+  make = functools.partial(lowered.compile, compiler_options=options)
+  return _pool.submit(parts_lib.timed, make)
 
 
 def steered(target: types.Model) -> types.Model:
@@ -114,12 +98,7 @@ def steered(target: types.Model) -> types.Model:
   script, does not matter.
   """
 
-  def head(params, hidden):
-    logits = target.head(params, hidden)
-    is_right = jnp.arange(logits.shape[-1]) == RIGHT
-    is_right = is_right.reshape((1,) * (logits.ndim - 1) + (-1,))
-    return jnp.where(is_right, 1e4, logits)
-
+  head = lambda *args: target.head(*args).at[..., RIGHT].set(1e4)
   return target._replace(head=head)
 
 
@@ -166,8 +145,8 @@ def request(
   text, source = list(range(3, 3 + (start or s.start))), ()
   if m.start is not None:
     text, source = [m.start], [3] * s.source
-  text = [x % m.ids for x in text]
-  item = requests.Item(text, 0, source=source, new=new)
+  tokens = [x % m.ids for x in text]
+  item = requests.Item(tokens, 0, source=source, new=new)
   slots = slots or room(m, s)
   return requests.make([item] * rows, gamma=gamma, length=slots)
 
@@ -186,8 +165,9 @@ class Walk(NamedTuple):
   more: tuple = ()
 
   def steps(self, count: int) -> None:
-    args = self.weights, self.asked, *self.more, jnp.int32(count)
-    jax.block_until_ready(self.program.result().run(*args))
+    _, run = self.program.result()
+    given = self.weights, self.asked, *self.more, jnp.int32(count)
+    jax.block_until_ready(run(*given))
 
   def at(self, start: int) -> 'Walk':
     """Starts at this buffer index."""
@@ -240,49 +220,41 @@ def seconds(walks: Mapping[Any, Walk], s: Sizes) -> dict[Any, list[float]]:
   for key, walk in walks.items():
     walk.steps(1)
     few, many = (parts_lib.timed(walk.steps, n)[0] for n in (2, 10))
-    step = max((many - few) / 8, 1e-5)
-    parts[key] = parts_lib.Part(
-      walk.steps, int(np.clip(s.sample / step, 4, 400))
-    )
+    count = int(np.clip(s.sample / max((many - few) / 8, 1e-5), 4, 400))
+    parts[key] = parts_lib.Part(walk.steps, count)
   return parts_lib.seconds(parts, range(SAMPLES))
 
 
-def spread(samples: Sequence[float]) -> dict[str, float]:
-  """Returns the samples' median, least and most."""
-  middle = statistics.median(samples)
-  return dict(value=middle, low=min(samples), high=max(samples))
+def spread(samples: Sequence[float], unit: float = 1.0) -> dict[str, float]:
+  """Returns the samples' median, least and most, in units."""
+  of = dict(value=statistics.median, low=min, high=max)
+  return {name: x(samples) / unit for name, x in of.items()}
 
 
 @contextlib.contextmanager
 def changed(module: Any, name: str, value: Any):
   """Changes a module's constant for the programs lowered inside."""
-  before = getattr(module, name)
-  setattr(module, name, value)
   jax.clear_caches()
-  try:
+  with mock.patch.object(module, name, value):
     yield
-  finally:
-    setattr(module, name, before)
-    jax.clear_caches()
+  jax.clear_caches()
 
 
 class Generation(NamedTuple):
-  """A program that generates; it compiles beside others.
-
-  params: of the drafter. asked: rows of one prompt; its limit is traced.
-  """
+  """A future program that generates; asked: rows whose limit is traced."""
 
   program: Any
-  target: load.LanguageModel
-  params: Any
+  weights: types.Weights
   asked: decode.Request
 
   def run(self, new: int, script_BL=None) -> tuple[float, decode.Output]:
     """Returns (seconds, output) of `new` tokens; no script_BL: no drafter."""
-    draft = () if script_BL is None else (self.params, script_BL)
-    weights = types.Weights(self.target.params, draft)
+    weights = self.weights
+    if script_BL is not None:
+      weights = weights._replace(draft=(weights.draft[0], script_BL))
     asked = self.asked._replace(limit_B=self.asked.lengths_B + new)
-    return parts_lib.timed(self.program.result().run, weights, asked)
+    _, run = self.program.result()
+    return parts_lib.timed(run, weights, asked)
 
 
 def generation(
@@ -290,15 +262,14 @@ def generation(
 ):
   """Makes a steered model's Generation, with a scripted draft or without."""
   asked = request(m, s, new=2 * s.new, gamma=gamma)
-  drafter, params, weights = decode.PLAIN, (), types.Weights(m.params)
+  drafter, weights = decode.PLAIN, types.Weights(m.params)
   if gamma:
     made = table.method_of(m, draft, gamma=gamma, chunk=OPTIONS.chunk)
-    drafter, params = scripted(made.drafter), made.params
-    script_BL = np.zeros(asked.tokens_BL.shape, np.int32)
-    weights = weights._replace(draft=(params, script_BL))
+    drafter = scripted(made.drafter)
+    weights = weights._replace(draft=(made.params, asked.tokens_BL))
   loop = decode.programs(model, drafter, reject.RULE, OPTIONS)
   lowered = loop.generate.lower(weights, asked)
-  return Generation(compiled(lowered, options), m, params, asked)
+  return Generation(compiled(lowered, options), weights, asked)
 
 
 def prefill(m, s: Sizes, chunk: int) -> Generation:
@@ -306,8 +277,9 @@ def prefill(m, s: Sizes, chunk: int) -> Generation:
   asked = request(m, s, new=1, gamma=0, start=room(m, s) - 1)
   options = dataclasses.replace(OPTIONS, chunk=chunk)
   loop = decode.programs(m.model, decode.PLAIN, reject.RULE, options)
-  lowered = loop.generate.lower(types.Weights(m.params), asked)
-  return Generation(compiled(lowered), m, (), asked)
+  weights = types.Weights(m.params)
+  lowered = loop.generate.lower(weights, asked)
+  return Generation(compiled(lowered), weights, asked)
 
 
 def profiled(go: Callable[[], Any], steps: int) -> dict[str, float | None]:
@@ -341,34 +313,31 @@ def profiled(go: Callable[[], Any], steps: int) -> dict[str, float | None]:
 
 
 def joules() -> float | None:
-  """Reads what the card has taken so far, by NVML; None if it does not say."""
-  try:
-    nvml, handle = _nvml()
-    return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-  except Exception:  # no card, no library, or a card that does not count
-    return None
-
-
-@functools.cache
-def _nvml():
-  import pynvml
-
-  pynvml.nvmlInit()
-  return pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
+  """Reads what the card has taken so far; None if it does not say."""
+  return _nvml(
+    lambda x, card: x.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3
+  )
 
 
 def card() -> dict[str, Any]:
-  """Reads the card's name, driver and clocks by NVML; {} without one."""
+  """Reads the card's name, driver and clocks; {} without one."""
+  text = lambda x: x.decode() if isinstance(x, bytes) else x
+  read = lambda x, card: dict(
+    card=text(x.nvmlDeviceGetName(card)),
+    driver=text(x.nvmlSystemGetDriverVersion()),
+    sm_mhz=x.nvmlDeviceGetClockInfo(card, x.NVML_CLOCK_SM),
+    memory_mhz=x.nvmlDeviceGetClockInfo(card, x.NVML_CLOCK_MEM),
+    watts=x.nvmlDeviceGetPowerManagementLimit(card) / 1e3,
+  )
+  return _nvml(read) or {}
+
+
+def _nvml(read: Callable[[Any, Any], Any]) -> Any:
+  """Reads something of the first card by NVML; None if that fails."""
   try:
-    nvml, handle = _nvml()
-    text = lambda x: x.decode() if isinstance(x, bytes) else x
-    clock = lambda kind: nvml.nvmlDeviceGetClockInfo(handle, kind)
-    return dict(
-      card=text(nvml.nvmlDeviceGetName(handle)),
-      driver=text(nvml.nvmlSystemGetDriverVersion()),
-      sm_mhz=clock(nvml.NVML_CLOCK_SM),
-      memory_mhz=clock(nvml.NVML_CLOCK_MEM),
-      watts=nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3,
-    )
-  except Exception:  # no card, or no library
-    return {}
+    import pynvml
+
+    pynvml.nvmlInit()
+    return read(pynvml, pynvml.nvmlDeviceGetHandleByIndex(0))
+  except Exception:  # no card, no library, or a card that does not count
+    return None

@@ -70,15 +70,15 @@ TABLES = {
 }
 
 
-def part(name: str, found: Mapping[str, Any]) -> list[str]:
-  """Writes one part's lines: its table, and the card at its end."""
+def part(name: str, found: Mapping[str, Any]) -> str:
+  """Writes one part's table."""
   about, columns = TABLES[name]
   keys = {
     c.split(':')[0].rpartition('=')[2].split('.')[0]
     for c in columns.split(', ')
   }
   rows = [dict.fromkeys(keys) | row for row in found['rows']]
-  return page.lines(page.Part(about, columns, rows))
+  return page.text(page.Part(about, columns, rows))
 
 
 def markdown(doc: Mapping[str, Any]) -> str:
@@ -87,9 +87,9 @@ def markdown(doc: Mapping[str, Any]) -> str:
   for name in TABLES:
     if name in parts:
       if (made := _made_on(parts[name]['machine'])) != before:
-        out += [made, '']
-      out, before = out + part(name, parts[name]), made
-  return '\n'.join(out[:-1])
+        out.append(made)
+      out, before = [*out, part(name, parts[name])], made
+  return '\n\n'.join(out)
 
 
 def _made_on(m: Mapping[str, Any]) -> str:

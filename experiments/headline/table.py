@@ -68,24 +68,16 @@ def speeds(doc: dict[str, Any]) -> list[Figure]:
   rank = lambda x: verdict_lib.rank(intervals.Interval(**x['improvement']))
   for row in sorted(rows, key=rank, reverse=True):
     best.setdefault(row['drafter'], row)
-  found = [
-    Figure(
-      name,
-      intervals.Interval(**row['improvement']),
-      plain['tok_s'],
-      _foretold(row['predicted']),
-      page.refuted(row),
-    )
-    for name, row in best.items()
-  ]
+  found = []
+  for name, row in best.items():
+    gain, told = intervals.Interval(**row['improvement']), row['predicted']
+    ends = told and (told['improvement'], told['low'], told['high'])
+    told = ends and intervals.Interval(*ends)
+    found.append(Figure(name, gain, plain['tok_s'], told, page.refuted(row)))
   # 'eagle g=4': why, of what could not win by its prediction; not in old ones.
   names = [x.rpartition(' g=')[0] for x in doc.get('left_out', {})]
   left = [x for x in dict.fromkeys(names) if x not in best]
   return found + [Figure(f'{x}, left out by its prediction') for x in left]
-
-
-def _foretold(x: dict[str, Any] | None) -> intervals.Interval | None:
-  return x and intervals.Interval(x['improvement'], x['low'], x['high'])
 
 
 def translation(doc: dict[str, Any]) -> list[Figure]:
@@ -93,12 +85,9 @@ def translation(doc: dict[str, Any]) -> list[Figure]:
   best: dict[str, dict[str, Any]] = {}
   for cell in sorted(doc['cells'], key=lambda x: -x['measured']['value']):
     best.setdefault(cell['draft'], cell)
-  return [
-    Figure(
-      f'{name}, T = {x["temperature"]:g}', intervals.Interval(**x['measured'])
-    )
-    for name, x in best.items()
-  ]
+  named = {f'{k}, T = {x["temperature"]:g}': x for k, x in best.items()}
+  gain = lambda x: intervals.Interval(**x['measured'])
+  return [Figure(name, gain(x)) for name, x in named.items()]
 
 
 def kills(doc: dict[str, Any]) -> str:
@@ -120,29 +109,18 @@ def tpu(doc: dict[str, Any]) -> str:
 
 def pools(doc: dict[str, Any]) -> list[Figure]:
   """Lists a pool's gain over batches, by what decodes; plain is the pool's."""
-  plain, *_ = doc['cells']
-  name = {'autoregressive': 'plain'}
-  return [
-    Figure(
-      name.get(x['decoding'], x['decoding']),
-      intervals.Interval(**x['gain']),
-      plain['pool'],
-    )
-    for x in doc['cells']
-  ]
+  plain = doc['cells'][0]['pool']
+  name = lambda x: x.replace('autoregressive', 'plain')
+  gain = lambda x: intervals.Interval(**x['gain'])
+  return [Figure(name(x['decoding']), gain(x), plain) for x in doc['cells']]
 
 
 def gpu(doc: dict[str, Any]) -> list[Figure]:
   parts = {name: part['rows'] for name, part in doc['parts'].items()}
   row = next(x for x in parts['improvement'] if x['alpha'] == 0.8)
-  return [
-    Figure(
-      'lm at alpha 0.8',
-      intervals.Interval(**row['measured']),
-      1e3 / parts['plain'][0]['ms']['value'],
-      intervals.Interval(row['predicted']),
-    )
-  ]
+  gain, plain = intervals.Interval(**row['measured']), parts['plain'][0]
+  told = intervals.Interval(row['predicted'])
+  return [Figure('lm at alpha 0.8', gain, 1e3 / plain['ms']['value'], told)]
 
 
 def promise(doc: dict[str, Any]) -> str:
@@ -226,10 +204,6 @@ def path(name: str) -> pathlib.Path:
   return ROOT / at
 
 
-def stored(name: str) -> dict[str, Any]:
-  return json.loads(path(name).read_text('utf-8'))
-
-
 def measure(name: str) -> None:
   """Runs a headline's command and stores its document.
 
@@ -266,19 +240,8 @@ def _run(command: str) -> dict[str, Any]:
 
 def measured() -> dict[str, tuple[dict[str, Any], list[Figure] | str]]:
   """Reads each stored headline's document and figures."""
-  docs = {x: stored(x) for x in HEADLINES if path(x).exists()}
+  docs = {x: files.read_json(path(x)) for x in HEADLINES if path(x).exists()}
   return {x: (doc, HEADLINES[x].figures(doc)) for x, doc in docs.items()}
-
-
-def _where(name: str, doc: dict[str, Any]) -> dict[str, str]:
-  x, made = HEADLINES[name], doc['machine']
-  on = made.get('card') or f'{made["cpu"]}, {made["cores"]} cores'
-  command = f'`{x.shown or f"python {x.command}"}`'
-  return {
-    'what': x.what,
-    'machine': f'{on} ({made["commit"][:7]})',
-    'command': command,
-  }
 
 
 def _figure(x: Figure) -> dict[str, Any]:
@@ -291,12 +254,14 @@ def rows() -> list[str]:
   """Writes each headline's best method, then what is no speed."""
   table, lines = [], []
   for name, (doc, found) in measured().items():
-    about = _where(name, doc)
+    x, made = HEADLINES[name], doc['machine']
+    on = made.get('card') or f'{made["cpu"]}, {made["cores"]} cores'
+    on = f'{on} ({made["commit"][:7]})'
+    command = f'`{x.shown or f"python {x.command}"}`'
     if isinstance(found, str):
-      lines.append(
-        f'* {about["what"]}: {found} ({about["machine"]}; {about["command"]})'
-      )
+      lines.append(f'* {x.what}: {found} ({on}; {command})')
     else:
+      about = {'what': x.what, 'machine': on, 'command': command}
       table.append(about | _figure(found[0]))
   columns = tables.columns(
     'what, plain tok/s=plain:.0f, best method=method, times plain=times, '
@@ -322,7 +287,7 @@ def methods() -> list[str]:
 def verdict() -> list[str]:
   """Quotes the demo's verdict for docs/benchmark.md."""
   wrap = textwrap.TextWrapper(92, subsequent_indent='      ')
-  every = stored('demo')['verdict']
+  every = files.read_json(path('demo'))['verdict']
   return [y for x in every for y in wrap.wrap(f'    {x}')]
 
 
@@ -340,8 +305,7 @@ def run(names: list[str]) -> bool:
   for name in () if _SHOW.value else names or HEADLINES:
     measure(name)
   for name, (path, lines) in BLOCKS.items():
-    text = page.filled((ROOT / path).read_text('utf-8'), lines(), name)
-    files.write(ROOT / path, text.removesuffix('\n'))
+    page.fill(ROOT / path, '\n'.join(lines()), name)
   return True
 
 

@@ -39,14 +39,12 @@ def markdown(doc: Mapping[str, Any]) -> str:
   )
   own = [x for x in rows if x['drafter'] != SHIPPED]
   most, fastest = own[0], max(own, key=lambda x: x['improvement']['value'] or 0)
-  return '\n'.join(
-    [
-      *page.lines(page.Part(caption, columns, rows)),
-      f'Trained for this long, `{most["drafter"]}` emits the most, '
-      f'{most["counts"]["block_efficiency"]:.2f} tokens a window, and '
-      f'`{fastest["drafter"]}` is the fastest, '
-      f'{fastest["improvement"]["value"] or 0:.2f} times plain decoding.',
-    ]
+  return (
+    f'{page.text(page.Part(caption, columns, rows))}\n\n'
+    f'Trained for this long, `{most["drafter"]}` emits the most, '
+    f'{most["counts"]["block_efficiency"]:.2f} tokens a window, and '
+    f'`{fastest["drafter"]}` is the fastest, '
+    f'{fastest["improvement"]["value"] or 0:.2f} times plain decoding.'
   )
 
 

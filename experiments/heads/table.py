@@ -1,7 +1,6 @@
 """Compares every trained draft and the shipped EAGLE, side by side."""
 
 import dataclasses
-import json
 import pathlib
 import sys
 from typing import Any
@@ -12,10 +11,11 @@ from configs import smollm2
 from experiments import page
 from experiments.heads import kinds, render
 from experiments.specbench import questions
-from specdec_jax import printing, program
+from specdec_jax import build, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, verdict
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
 
 HERE = pathlib.Path(__file__).parent
 
@@ -26,17 +26,13 @@ def run() -> bool:
   config.eagle.tree = ''  # of no draft that is measured
   config.decode.max_new_tokens = kinds.TOKENS.value
   chosen = questions.read(kinds.QUESTIONS.value, kinds.LIMIT.value)
-  read = lambda kind: kinds.folder(f'{kind}.json').read_text()
-  trained = [json.loads(read(kind)) for kind in kinds.KINDS.value]
+  kept = [kinds.folder(f'{kind}.json') for kind in kinds.KINDS.value]
+  trained = [*map(files.read_json, kept)]
   folder = program.open_workdir(kinds.RESULTS.value)
   e = settings_lib.load(settings_lib.settings(config))
-  plan = plan_lib.make(e, chosen)
-  test = plan.test + plan.calibration  # none is needed for a prediction
-  plan = plan._replace(test=test, calibration=())
+  plan, about = questions.judged(e, kinds.QUESTIONS.value, chosen)
   found = benchmark.run(_arms(e, trained), plan)
-  found = found._replace(machine=found.machine | page.made_by())
-  about = questions.among(chosen, test)
-  about = questions.describe(kinds.QUESTIONS.value, about)
+  found = found._replace(machine=page.made_here())
   doc = page.plain({'questions': about, 'trained': trained} | found._asdict())
   text = render.markdown(doc)
   page.save(folder, HERE, doc, text, picture=render.figure(doc))
@@ -58,11 +54,8 @@ def _arms(e: settings_lib.Setup, trained: list[Any]) -> list[plan_lib.Arm]:
     # After a short training it may be worse than what a check lets pass.
     drafts[x['kind']] = name, {'source': x['found']['draft'], 'check': 'off'}
   for name, (drafter, changes) in drafts.items():
-    drafters = dict(e.settings.drafters)
-    drafters[drafter] = dataclasses.replace(drafters[drafter], **changes)
-    own = dataclasses.replace(e.settings, drafters=drafters)
-    own = dataclasses.replace(e, settings=own)
-    made = settings_lib.engine(own, drafter, gamma, measure=False)
+    draft = dataclasses.replace(e.settings.drafters[drafter], **changes)
+    made = build.engine(e.target, draft, gamma=gamma, measure=False)
     # A name of its own, by which costs and acceptance are told apart.
     named = made.drafter._replace(name=name)
     engine = dataclasses.replace(made, drafter=named)

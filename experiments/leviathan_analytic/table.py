@@ -212,10 +212,6 @@ def draw_fig4(axes: plots.Axes) -> None:
 HALF, HALF_C = 0.005, 0.0005
 
 
-def improvement(row: papers.Row) -> float:
-  return cost.improvement(row.alpha, row.gamma, row.c)
-
-
 def interval(row: papers.Row) -> tuple[float, float]:
   """Ranges theorem 3.8 over all inputs that round to the printed ones."""
   low = cost.improvement(row.alpha - HALF, row.gamma, row.c + HALF)
@@ -224,7 +220,7 @@ def interval(row: papers.Row) -> tuple[float, float]:
 
 
 def equal(row: papers.Row) -> bool:
-  return off(row.exp, improvement(row), 1) == 0
+  return off(row.exp, cost.improvement(row.alpha, row.gamma, row.c), 1) == 0
 
 
 def inside(row: papers.Row) -> bool:
@@ -237,10 +233,11 @@ def table4_exp() -> Table:
   lines = []
   for row in papers.TABLE4:
     low, high = interval(row)
+    ours = cost.improvement(row.alpha, row.gamma, row.c)
     verdict = 'inside the interval only' if inside(row) else 'OUTSIDE'
     lines.append(
       [row.task, row.draft, row.temperature, row.gamma, row.alpha, row.c]
-      + [row.emp, *compared(row.exp, improvement(row), 1)]
+      + [row.emp, *compared(row.exp, ours, 1)]
       + [f'{low:.2f} to {high:.2f}', 'equal' if equal(row) else verdict]
     )
   head = ['task', 'draft', 'T', 'gamma', 'alpha', 'c', 'EMP, theirs']
@@ -274,17 +271,13 @@ def most(alpha: float) -> float:
 
 
 def lenience_speed() -> Table:
-  cold, same = [], 0
-  for lenience, (alpha, theirs) in zip(
-    papers.LENIENCE, papers.A5[0], strict=True
-  ):
+  every = papers.LENIENCE
+  cold, warm, same, out_of_reach = [], [], 0, 0
+  for lenience, (alpha, theirs) in zip(every, papers.A5[0], strict=True):
     cells = compared(theirs, cost.improvement(alpha, GAMMA, C), 1)
     same += cells[2] == '0'
     cold.append([lenience, alpha, *cells])
-  warm, out_of_reach = [], 0
-  for lenience, (alpha, theirs) in zip(
-    papers.LENIENCE, papers.A5[1], strict=True
-  ):
+  for lenience, (alpha, theirs) in zip(every, papers.A5[1], strict=True):
     gamma, ours = best(alpha)
     low, _ = papers.printed(theirs, 1)
     out_of_reach += most(alpha) < low
@@ -309,12 +302,6 @@ def lenience_speed() -> Table:
   return Table(lines, (same, out_of_reach) == (len(cold), len(warm)))
 
 
-TABLES = {
-  'table1': table1,
-  'fig2': fig2,
-  'fig3': fig3,
-  'fig4': fig4,
-  'table4_exp': table4_exp,
-  'lenience_speed': lenience_speed,
-}
+COMPUTED = table1, fig2, fig3, fig4, table4_exp, lenience_speed
+TABLES = {x.__name__: x for x in COMPUTED}
 FIGURES = {'fig2': draw_fig2, 'fig3': draw_fig3, 'fig4': draw_fig4}

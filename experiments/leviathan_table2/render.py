@@ -10,8 +10,8 @@ from experiments import empirical, papers, resampled
 from experiments import loaded as loaded_lib
 from experiments.page import Part
 from experiments.rows import Cells, Rows
-from specdec_jax.bench import intervals, predict, timing
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.bench import predict, timing
 from specdec_jax.costs import calibration as calibration_lib
 from specdec_jax.costs import cost
 
@@ -219,24 +219,12 @@ def _beside(cells: Cells, every: Rows):
 
 def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
   """Claims SPEED in the rows of the paper's task."""
-  return [_claim(*x) for x in _beside(cells, every)]
-
-
-def _claim(theirs: papers.Row, place: str, x: Mapping[str, Any]):
-  ours = intervals.Interval(**x['measured'])
-  return claims_lib.Claim(
-    f'{theirs.task}, {theirs.draft}, T = {theirs.temperature}',
-    f'{theirs.emp:.1f}x',
-    place,
-    *papers.printed(theirs.emp, 1),
-    ours=ours,
-    form='{:.2f}x',
-    none=1.0,
-    against='1x',
-    sign=1,
-    apart=claims_lib.minus(ours, 1.0),
-    why=_reason(theirs, x),
-  )
+  out = []
+  for theirs, place, x in _beside(cells, every):
+    cell = f'{theirs.task}, {theirs.draft}, T = {theirs.temperature}'
+    given = cell, theirs.emp, 1, place, x['measured'], _reason(theirs, x)
+    out.append(claims_lib.speed(*given))
+  return out
 
 
 def _reason(theirs: papers.Row, x: Mapping[str, Any]) -> str:
@@ -262,10 +250,5 @@ def _factors(theirs: papers.Row, x: Mapping[str, Any]) -> dict[str, float]:
   }
 
 
-TABLE = empirical.Table(
-  'leviathan_table2',
-  measure,
-  parts,
-  claims,
-  why='small drafts are accepted less; a CPU pays for every token verified',
-)
+WHY = 'small drafts are accepted less; a CPU pays for every token verified'
+TABLE = empirical.Table('leviathan_table2', measure, parts, claims, WHY)

@@ -31,7 +31,14 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 def run() -> bool:
   """Returns whether every difference from plain decoding is explained."""
   settings = settings_lib.settings(_CONFIG.value)
-  rules, warmths = asked(settings)
+  if len(settings.decode.gammas) != 1 or not settings.decode.gammas[0]:
+    what = f'decode.gammas={settings.decode.gammas}'
+    raise ValueError(f'{what}: want one gamma of 1 or more')
+  rules = [build.rule_of(name) for name in _RULES.value]
+  warmths = [
+    dataclasses.replace(settings.sampling, temperature=float(x))
+    for x in _TEMPERATURES.value
+  ]
   folder = program.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
   plan = plan_lib.make(e, prompts.builtin())
@@ -49,13 +56,8 @@ def run() -> bool:
   first = next((rule.name for rule in rules if rule.lossless), None)
   text, level = '', 1 - 0.05 / len(warmths)
   for sampling in warmths:
-    used = [
-      arm
-      for arm in arms
-      if sampling.temperature
-      or not arm.engine.rule.lossless
-      or arm.engine.rule.name == first
-    ]
+    once = lambda rule: not rule.lossless or rule.name == first
+    used = [x for x in arms if sampling.temperature or once(x.engine.rule)]
     warm = plan._replace(sampling=sampling)
     doc['cells'] += _cells(plain, used, warm, level)
     text = render.markdown(page.plain(doc))
@@ -63,17 +65,6 @@ def run() -> bool:
   print(text)
   printing.result(doc)
   return not any(x['failed'] or x['audit'].bugs for x in doc['cells'])
-
-
-def asked(settings: settings_lib.Settings):
-  """Returns the flags' rules and sampling; ValueError unless one gamma."""
-  if len(settings.decode.gammas) != 1 or not settings.decode.gammas[0]:
-    what = f'decode.gammas={settings.decode.gammas}'
-    raise ValueError(f'{what}: want one gamma of 1 or more')
-  return [build.rule_of(name) for name in _RULES.value], [
-    dataclasses.replace(settings.sampling, temperature=float(x))
-    for x in _TEMPERATURES.value
-  ]
 
 
 def _arms(e: settings_lib.Setup, rules):

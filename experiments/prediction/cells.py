@@ -1,7 +1,7 @@
 """Compares predicted and measured improvements, in words and figures."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import page, plots
@@ -46,22 +46,17 @@ class Summary(NamedTuple):
   right: float | None
 
 
-def of(doc: Any) -> list[Cell]:
-  """Lists a records.Document's cells."""
-  s = doc.setting
-  pair = f'{s.target} {s.draft or ""}'.strip()
+def of(doc: Mapping[str, Any], pair: str) -> list[Cell]:
+  """Lists the cells of a benchmark's document, as its JSON is read."""
+  warm = doc['setting']['sampling']['temperature']
   return [
     Cell(
-      pair,
-      s.sampling['temperature'],
-      '',
-      x.drafter,
-      x.gamma,
-      *(x.predicted.improvement, x.predicted.low, x.predicted.high),
-      x.improvement.value,
+      *(pair, warm, '', x['drafter'], x['gamma']),
+      *(told['improvement'], told['low'], told['high']),
+      x['improvement']['value'],
     )
-    for x in doc.rows
-    if x.predicted
+    for x in doc['rows']
+    if (told := x.get('predicted'))
   ]
 
 
@@ -99,11 +94,10 @@ def markdown(cells: Sequence[Cell], caption: str) -> str:
     groups.setdefault(f'{x.drafter}, T = {x.temperature:g}', []).append(x)
   rows = [(name, summary(found)) for name, found in groups.items()]
   whole = [x for x in cells if not x.category]
-  parts = [
+  return page.text(
     page.Part(caption, SUMMARIES, rows),
     page.Part('All categories together:', CELLS, whole),
-  ]
-  return '\n'.join(y for x in parts for y in page.lines(x)).rstrip()
+  )
 
 
 SUMMARIES = (

@@ -5,10 +5,9 @@ over explained is its costs' error. The library knows how large such errors are
 from costs/runs.json, which is made from them here.
 """
 
-import json
 import pathlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +51,7 @@ def runs(root: pathlib.Path = ROOT) -> list[Run]:
   """Reads every run that experiments keep."""
   out = []
   for path in sorted(root.glob('experiments/*/results/*.json')):
-    found = json.loads(path.read_text('utf-8'))
+    found = files.read_json(path)
     several = found.get('runs')
     for doc in several if isinstance(several, list) else [found]:
       if ratios(doc):
@@ -118,41 +117,21 @@ def cells(found: Sequence[Run], trees: Mapping[str, Any]) -> list[Cell]:
 
   trees: TREES, whose shapes on one target are a choice as gammas are.
   """
-  return [*_of_runs(found), *_of_trees(trees)]
-
-
-def _of_runs(found: Sequence[Run]) -> Iterator[Cell]:
-  for i, run in enumerate(found):
-    s = run.doc['setting']
-    for x in run.doc['rows']:
-      if told := x.get('predicted'):
-        yield Cell(
-          cells_lib.Cell(
-            *(f'{i} {s["target"]}', s['sampling']['temperature'], ''),
-            *(x['drafter'], x['gamma']),
-            *(told['improvement'], told['low'], told['high']),
-            x['improvement']['value'],
-          ),
-          run,
-          KINDS.get(x['drafter'], 'a draft model'),
-        )
-
-
-def _of_trees(doc: Mapping[str, Any]) -> Iterator[Cell]:
-  for i, x in enumerate(doc['rows']):
+  out = [
+    Cell(x, run, KINDS.get(x.drafter, 'a draft model'))
+    for i, run in enumerate(found)
+    for x in cells_lib.of(run.doc, f'{i} {run.doc["setting"]["target"]}')
+  ]
+  for i, x in enumerate(trees['rows']):
     if told := x['predicted']:
       # Half of the questions predict, half are judged.
-      prompts = -(-doc['questions']['questions'] // 2)
-      weights = weights_of(x['target'], 'float32')
+      prompts = -(-trees['questions']['questions'] // 2)
+      run = Run(TREES, {}, prompts, weights_of(x['target'], 'float32'))
+      where = f'trees {x["target"]}', 0.0, '', 'eagle', 1 + i
       ends = told['value'], told['low'], told['high']
-      yield Cell(
-        cells_lib.Cell(
-          *(f'trees {x["target"]}', 0.0, '', 'eagle', 1 + i),
-          *(*ends, x['improvement']['value']),
-        ),
-        Run(TREES, {}, prompts, weights),
-        KINDS['eagle'],
-      )
+      cell = cells_lib.Cell(*where, *ends, x['improvement']['value'])
+      out.append(Cell(cell, run, KINDS['eagle']))
+  return out
 
 
 def error(doc: Mapping[str, Any], found: Sequence[Run]) -> tuple[float, int]:
@@ -205,10 +184,18 @@ def markdown(found: Sequence[Run], trees: Mapping[str, Any]) -> str:
     groups.setdefault(x.kind, []).append(x)
   for x in every:
     groups.setdefault(f'target: {x.run.weights}', []).append(x)
-  table = [_line(name, some, found) for name, some in groups.items()]
+  table = [
+    {
+      'name': name,
+      'was': cells_lib.summary([x.cell for x in some]),
+      'now': cells_lib.summary([widened(x, found) for x in some]),
+      'wrong': wrong([x.cell for x in some]),
+    }
+    for name, some in groups.items()
+  ]
   spread = np.sqrt(np.mean(np.square(logs)))
   predicted = len({x.cell.pair for x in every})
-  parts = [
+  return page.text(
     page.Part(
       f'Of {len(found)} runs the mean logarithm of measured over explained is '
       f'{spread:.1%} off 0 (root mean square): the error of costs from one run '
@@ -222,8 +209,7 @@ def markdown(found: Sequence[Run], trees: Mapping[str, Any]) -> str:
       LINES,
       table,
     ),
-  ]
-  return '\n'.join(y for x in parts for y in page.lines(x)).rstrip()
+  )
 
 
 LINES = (
@@ -235,18 +221,10 @@ LINES = (
 )
 
 
-def _line(name: str, some: Sequence[Cell], found: Sequence[Run]):
-  return {
-    'name': name,
-    'was': cells_lib.summary([x.cell for x in some]),
-    'now': cells_lib.summary([widened(x, found) for x in some]),
-    'wrong': wrong([x.cell for x in some]),
-  }
-
-
 def write(root: pathlib.Path = ROOT) -> None:
   """Writes runs.json, and the page's block."""
   found = runs(root)
   files.write(calibration.RUNS, text(found))
   trees = files.read_json(root / TREES)
-  page.fill(root / 'experiments/prediction', markdown(found, trees), 'stored')
+  readme = root / 'experiments/prediction/README.md'
+  page.fill(readme, markdown(found, trees), 'stored')

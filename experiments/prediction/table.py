@@ -6,7 +6,6 @@ bash experiments/prediction/run.sh --own=DIR/results/bench.json,...
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 
@@ -58,17 +57,17 @@ def run() -> bool:
   cells, sound, text = [], True, ''
   for sampling in warmths:
     doc = benchmark.run(arms, plan._replace(sampling=sampling))
-    cells += cells_lib.of(doc)
     sound &= verdict.sound(doc)
     s = doc.setting
+    pair = f'{s.target} {s.draft or ""}'.strip()
+    cells += cells_lib.of(page.plain(doc._asdict()), pair)
     caption = (
       f'{page.made_on(doc.machine)} {s.target}, {s.dtype}; '
       f'{s.judged_prompts} prompts judged, predicted from {s.other_prompts} '
       f'others, {s.max_new_tokens} new tokens at most, {s.repeats} repeats.'
     )
     text = cells_lib.markdown(cells, caption)
-    found = {'machine': doc.machine, 'cells': cells}
-    page.save(folder, HERE, found, text)
+    page.save(folder, HERE, {'machine': doc.machine, 'cells': cells}, text)
   if folder is not None:
     draw(folder)
   print(text)
@@ -77,7 +76,7 @@ def run() -> bool:
 
 def draw(folder: pathlib.Path) -> None:
   """Writes prediction.png from a folder's prediction.json."""
-  doc = json.loads((folder / 'prediction.json').read_text('utf-8'))
+  doc = files.read_json(folder / 'prediction.json')
   cells = [cells_lib.Cell(**x) for x in doc['cells']]
   files.write(folder / 'prediction.png', cells_lib.figure(cells))
 

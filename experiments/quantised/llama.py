@@ -40,7 +40,7 @@ def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
   asked = dict(
     target=str(pathlib.Path(s.target.source).resolve()),
-    draft=str(pathlib.Path(_draft(s)).resolve()),
+    draft=str(pathlib.Path(s.drafters['lm'].source).resolve()),
     threads=machine.describe()['cores'],
     new=_NEW.value,
     gammas=[int(x) for x in _GAMMAS.value],
@@ -55,7 +55,7 @@ def run() -> bool:
     check=True,
   )
   found = json.loads(done.stdout)
-  about = machine.describe() | page.made_by()
+  about = page.made_here()
   told = {x: pathlib.Path(asked[x]).name for x in ('target', 'draft')}
   told['prompts'] = len(asked['prompts'])
   doc = {'machine': about, 'asked': asked | told}
@@ -65,13 +65,9 @@ def run() -> bool:
   return True
 
 
-def _draft(s: settings_lib.Settings) -> str:
-  return s.drafters['lm'].source
-
-
 def _prompts(s: settings_lib.Settings) -> list[list[int]]:
   """Encodes some of table.py's test prompts; the draft's tokenizer is its."""
-  target = dataclasses.replace(s.target, source=_draft(s))
+  target = dataclasses.replace(s.target, source=s.drafters['lm'].source)
   decode = dataclasses.replace(s.decode, methods=(), gammas=(0,))
   e = settings_lib.load(dataclasses.replace(s, target=target, decode=decode))
   test = plan_lib.make(e, prompts.chosen(s.bench.prompts)).test

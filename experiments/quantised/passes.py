@@ -14,7 +14,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 from absl import flags
 
 from experiments import page
-from specdec_jax import machine, printing, program
+from specdec_jax import printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts, timing
 from specdec_jax.bench import plan as plan_lib
@@ -40,24 +40,22 @@ def run() -> bool:
     (0, *(n - 1 for n in _WIDTHS)),
   )
   rows: list[dict] = []
-  about = machine.describe() | page.made_by()
+  about = page.made_here()
   ways = itertools.product(_SOURCES.value, ('stored', 'int8'), ('auto', 'int8'))
   for source, dtype, kernels in ways:
     c.target.update(source=source, dtype=dtype, kernels=kernels)
     rows.append(_row(settings_lib.settings(c)))
     printing.progress_console().print(rows[-1], soft_wrap=True)
-  text = '\n'.join(
-    page.lines(
-      page.Part(
-        f'{page.made_on(about)} A plain step and passes of n tokens, alone; '
-        f'medians of {_REPEATS.value} samples.',
-        'target, MB=mb:.0f, tok/s=tok_s:.1f, of ceiling=share:.2f, '
-        + ', '.join(f'v({n})=v{n}:.2f' for n in _WIDTHS)
-        + ', TV=tv:.2g, KL nats=kl:.2g',
-        rows,
-      )
-    )
-  ).strip()
+  said = (
+    f'{page.made_on(about)} A plain step and passes of n tokens, alone; '
+    f'medians of {_REPEATS.value} samples.'
+  )
+  v = ', '.join(f'v({n})=v{n}:.2f' for n in _WIDTHS)
+  columns = (
+    'target, MB=mb:.0f, tok/s=tok_s:.1f, of ceiling=share:.2f, '
+    f'{v}, TV=tv:.2g, KL nats=kl:.2g'
+  )
+  text = page.text(page.Part(said, columns, rows))
   page.save(folder, HERE, {'machine': about, 'rows': rows}, text, 'passes')
   print(text)
   return True

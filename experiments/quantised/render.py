@@ -44,8 +44,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
     DRAFTED,
     [row for x in runs for row in _drafted(x)],
   )
-  found = [about, '', *page.lines(alone), *page.lines(drafted)]
-  return '\n'.join([_choice(runs), '', *found]).rstrip()
+  return '\n\n'.join([_choice(runs), about, page.text(alone, drafted)])
 
 
 def _alone(run: Run) -> Run:
@@ -122,8 +121,7 @@ def llama(doc: Mapping[str, Any]) -> str:
     f'{doc["asked"]["prompts"]} prompts, {doc["asked"]["new"]} new tokens at '
     'most.'
   )
-  part = page.Part(about, 'llama.cpp=way, tok/s=tok_s:.1f', rows)
-  return '\n'.join(page.lines(part)).rstrip()
+  return page.text(page.Part(about, 'llama.cpp=way, tok/s=tok_s:.1f', rows))
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:

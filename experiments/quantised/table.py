@@ -7,10 +7,8 @@ that is in the results, but not in --targets, stays there.
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
-from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
@@ -22,6 +20,7 @@ from specdec_jax import program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import benchmark, budget, prompts, verdict
 from specdec_jax.bench import plan as plan_lib
+from specdec_jax.io import files
 from specdec_jax.models import convert
 
 HERE = pathlib.Path(__file__).parent
@@ -50,28 +49,22 @@ def run() -> bool:
       known = ', '.join(convert.DTYPES)
       raise ValueError(f'{flag.name}={",".join(unknown)}: allowed are {known}')
   folder = program.open_workdir(_RESULTS.value)
-  kept, sound = _kept(folder), True
-  made_by = page.made_by()
+  # The pages that the targets before have written are no change.
+  sound, made = True, page.made_here()
+  path = (folder or pathlib.Path()) / f'{HERE.name}.json'
+  known = files.read_json(path, {'runs': []})['runs'] if folder else []
+  kept = {x['weights']: x for x in known}
   for dtype in _TARGETS.value:
     target = dataclasses.replace(settings.target, dtype=dtype)
     found = _run(dataclasses.replace(settings, target=target))
     sound &= verdict.sound(found)
-    # The pages that the targets before have written are no change.
-    found = found._replace(machine=found.machine | made_by)
-    kept[dtype] = page.plain({'weights': dtype, **found._asdict()})
+    found = {'weights': dtype, **found._replace(machine=made)._asdict()}
+    kept[dtype] = page.plain(found)
     doc = {'runs': [kept[x] for x in convert.DTYPES if x in kept]}
     text = render.markdown(doc)
     page.save(folder, HERE, doc, text, picture=render.figure(doc))
   print(text)
   return sound
-
-
-def _kept(folder: pathlib.Path | None) -> dict[str, Any]:
-  """Returns the results' runs, by the target's dtype."""
-  path = folder and folder / f'{HERE.name}.json'
-  if not path or not path.exists():
-    return {}
-  return {x['weights']: x for x in json.loads(path.read_text())['runs']}
 
 
 def _run(settings: settings_lib.Settings):
@@ -91,12 +84,11 @@ def _arms(e: settings_lib.Setup) -> list[plan_lib.Arm]:
   out = [x for x in plan_lib.arms(e, measure=False) if x.drafter != 'lm']
   gammas = sorted(set(e.settings.decode.gammas) - {0})
   for dtype in _DRAFTS.value:
-    name, drafters = f'lm {dtype}', dict(e.settings.drafters)
-    drafters['lm'] = dataclasses.replace(drafters['lm'], dtype=dtype)
-    own = dataclasses.replace(e.settings, drafters=drafters)
-    made = settings_lib.engine(
-      dataclasses.replace(e, settings=own), 'lm', gammas[-1]
-    )
+    name, s = f'lm {dtype}', e.settings
+    draft = dataclasses.replace(s.drafters['lm'], dtype=dtype)
+    s = dataclasses.replace(s, drafters={**s.drafters, 'lm': draft})
+    own = dataclasses.replace(e, settings=s)
+    made = settings_lib.engine(own, 'lm', gammas[-1])
     named = made.drafter._replace(name=name)
     engine = dataclasses.replace(made, drafter=named)
     out += [plan_lib.Arm(f'{name} g={x}', name, x, engine) for x in gammas]

@@ -18,8 +18,11 @@ MALFORMED = (
 )
 
 
+KINDS = 'whole', 'stream', 'cancelled', 'malformed'
+
+
 class Ask(NamedTuple):
-  """kind: 'whole', 'stream', 'cancelled' in mid-stream, or 'malformed'."""
+  """kind: one of KINDS; 'cancelled' in mid-stream."""
 
   kind: str
   body: Any

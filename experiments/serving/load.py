@@ -14,20 +14,14 @@ from typing import Any
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import jax
+import numpy as np
 import psutil
 from absl import flags
 
 from experiments import page
 from experiments.serving import clients as clients_lib
 from experiments.serving import render
-from specdec_jax import (
-  api,
-  completion,
-  machine,
-  printing,
-  program,
-  requests,
-)
+from specdec_jax import api, completion, printing, program, requests
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import intervals
 from specdec_jax.bench import prompts as prompts_lib
@@ -82,26 +76,26 @@ def run() -> bool:
   quarter = len(levels) // 4
   grown = max(levels[-quarter:]) / max(levels[quarter : 2 * quarter])
   doc = {
-    'machine': machine.describe() | page.made_by(),
+    'machine': page.made_here(),
     'target': e.target.label,
     'drafter': f'{engine.drafter.name}, gamma {engine.drafter.gamma}',
     'clients': _CLIENTS.value,
     'requests': len(asks),
-    'kinds': {k: [x.kind for x in asks].count(k) for k in _KINDS},
+    'kinds': {k: sum(x.kind == k for x in asks) for k in clients_lib.KINDS},
     'wrong': wrong,
     'told_to_wait': sum(x.waited for x in replies),
     'memory_grown': grown,
     'status': status,
     'cells': cells,
   }
-  write(folder, page.plain(doc))
+  text = render.markdown(doc := page.plain(doc))
+  print(text)
+  printing.result(doc)
+  page.save(folder, HERE, doc, text, picture=render.figure(doc))
   good = not wrong and grown < 1.05 and status == 0
   return good and (
     engine.drafter.name != 'adaptive' or clients_lib.keeps_up(cells)
   )
-
-
-_KINDS = 'whole', 'stream', 'cancelled', 'malformed'
 
 
 def server() -> tuple[subprocess.Popen, str]:
@@ -203,24 +197,10 @@ def waits(replies: Sequence[clients_lib.Reply]) -> dict[str, float]:
     if sum(x.counts) > 1
   ]
   return {
-    **{f'ttft_p{p}_ms': 1e3 * share(first, p) for p in (50, 95)},
-    **{f'itl_p{p}_ms': 1e3 * share(between, p) for p in (50, 95)},
+    f'{name}_p{p}_ms': 1e3 * float(np.percentile(x, p))
+    for name, x in (('ttft', first), ('itl', between))
+    for p in (50, 95)
   }
-
-
-def share(values, percent: int) -> float:
-  """Computes two or more values' percentile; for one, itself."""
-  if len(values) == 1:
-    return values[0]
-  return statistics.quantiles(values, n=100, method='inclusive')[percent - 1]
-
-
-def write(folder: pathlib.Path | None, doc) -> None:
-  """Prints the page and the document; keeps them, and a picture."""
-  text = render.markdown(doc)
-  print(text)
-  printing.result(doc)
-  page.save(folder, HERE, doc, text, picture=render.figure(doc))
 
 
 if __name__ == '__main__':

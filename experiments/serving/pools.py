@@ -19,7 +19,6 @@ from specdec_jax import (
   build,
   completion,
   hosts,
-  machine,
   pool,
   printing,
   program,
@@ -37,6 +36,7 @@ _REPEATS = flags.DEFINE_integer('repeats', 6, 'each with other lengths', 1)
 _ROWS = flags.DEFINE_integer('rows', 8, 'decoded together', 1)
 _LONGEST = flags.DEFINE_integer('longest', 256, 'tokens of an answer', 16)
 _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
+WAYS = 'batches', 'pool'
 _SHORTEST, _READ = 16, 128  # tokens of an answer, and of a prompt at most
 
 
@@ -55,20 +55,13 @@ def run() -> bool:
   for engine in (build.engine(e.target), fast):
     counts, seconds, texts = measured(engine, items, s)
     same &= texts['batches'] == texts['pool']
-    of = np.array([counts['batches'], counts['pool']])
-    took = np.array([seconds['batches'], seconds['pool']])
+    of, took = (np.array([x[y] for y in WAYS]) for x in (counts, seconds))
     (gain,) = intervals.speedups(of, took)
-    batches, pooled = of.sum(1) / took.sum(1)
-    cells.append(
-      {
-        'decoding': engine.drafter.name,
-        'batches': batches,
-        'pool': pooled,
-        'gain': gain._asdict(),
-      }
-    )
+    cell = dict(zip(WAYS, of.sum(1) / took.sum(1), strict=True))
+    cell = {'decoding': engine.drafter.name} | cell
+    cells.append(cell | {'gain': gain._asdict()})
   doc = {
-    'machine': machine.describe() | page.made_by(),
+    'machine': page.made_here(),
     'setting': {
       'target': e.target.label,
       'rows': _ROWS.value,
@@ -79,7 +72,10 @@ def run() -> bool:
     'same': same,
     'cells': cells,
   }
-  write(folder, page.plain(doc))
+  text = _markdown(doc := page.plain(doc))
+  print(text)
+  printing.result(doc)
+  page.save(folder, HERE, doc, text, 'pools')
   return same
 
 
@@ -100,8 +96,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
       some = work[i : i + rows]
       request = requests.make(some, gamma=gamma, rows=rows, **sizes)
       placed = requests.place(request, engine.target.layout)
-      done = engine.programs.generate(engine.weights, placed)
-      done = hosts.fetch(done)
+      done = hosts.fetch(engine.programs.generate(engine.weights, placed))
       out += [requests.ended(request, done, b).tokens for b in range(len(some))]
     return out
 
@@ -109,7 +104,7 @@ def measured(engine: build.Engine, items, s: settings_lib.Settings):
     found = dict(held.answers(collections.deque(enumerate(work))))
     return [found[i].tokens for i in range(len(work))]
 
-  ways = {'batches': batches, 'pool': in_a_pool}
+  ways = dict(zip(WAYS, (batches, in_a_pool), strict=True))
   counts, seconds, texts = ({way: [] for way in ways} for _ in range(3))
   for repeat in range(_REPEATS.value + 1):
     rng = np.random.default_rng(repeat)
@@ -141,8 +136,7 @@ def asked(engine, items, s: settings_lib.Settings, rng, most: int):
   return work
 
 
-def write(folder: pathlib.Path | None, doc) -> None:
-  """Prints the table and the document; keeps them if there is a folder."""
+def _markdown(doc) -> str:
   s = doc['setting']
   few, many = s['answers']
   about = (
@@ -152,11 +146,7 @@ def write(folder: pathlib.Path | None, doc) -> None:
     f'interval. Tokens a second, prompts read.'
   )
   columns = 'decoding, batches:.1f, pool:.1f, pool over batches=gain:.2fx'
-  part = page.Part(about, columns, doc['cells'])
-  text = '\n'.join(page.lines(part)).rstrip()
-  print(text)
-  printing.result(doc)
-  page.save(folder, HERE, doc, text, 'pools')
+  return page.text(page.Part(about, columns, doc['cells']))
 
 
 if __name__ == '__main__':

@@ -22,8 +22,7 @@ def markdown(doc: Mapping[str, Any]) -> str:
     'p95=ttft_p95_ms:.0f, init of p95=init_share:.1%, '
     'between tokens p50=itl_p50_ms:.1f, p95=itl_p95_ms:.1f'
   )
-  part = page.Part(about, columns, doc['cells'])
-  return '\n'.join(page.lines(part)).rstrip()
+  return page.text(page.Part(about, columns, doc['cells']))
 
 
 def figure(doc: Mapping[str, Any]) -> bytes:

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import prompts
 from specdec_jax.io import files
 
@@ -45,10 +46,13 @@ def grouped(questions: Sequence[prompts.Prompt]) -> list[prompts.Prompt]:
   ]
 
 
-def among(questions: Sequence[prompts.Prompt], items: Sequence[Any]):
-  """Picks the questions that are among a plan's items."""
-  ids = {item.id for item in items}
-  return [q for q in questions if q.id in ids]
+def judged(e, path: str, chosen: Sequence[prompts.Prompt]):
+  """Returns (a plan that judges all questions and predicts none, its names)."""
+  plan = plan_lib.make(e, chosen)
+  test = plan.test + plan.calibration
+  ids = {item.id for item in test}
+  about = describe(path, [q for q in chosen if q.id in ids])
+  return plan._replace(test=test, calibration=()), about
 
 
 def describe(path: str, questions: Sequence[prompts.Prompt]) -> dict[str, Any]:

@@ -14,10 +14,11 @@ def markdown(doc: Mapping[str, Any]) -> str:
   """Writes what wins, a picture and tables; doc: with 'questions' described."""
   names = list(dict.fromkeys(x['category'] for x in doc['categories']))
   of = {(x['name'], x['category']): x for x in doc['categories']}
+  lossy = '' if doc['setting']['lossless'] else ' (LOSSY, TV {})'
   rows = [
     row
     | {
-      'method': row['name'] + _lossy(row, doc['setting']),
+      'method': row['name'] + lossy.format(page.away(row['alpha'])),
       'by': [of[row['name'], name] for name in names],
       'differing': page.differing(row['audit']),
     }
@@ -34,24 +35,18 @@ def markdown(doc: Mapping[str, Any]) -> str:
     *tables.columns(f'overall={TOKENS}:.2f'),
   ]
   best = max(rows, key=lambda x: x['improvement']['value'])
-  return '\n'.join(
+  return '\n\n'.join(
     [
       f'**{best["method"]} is the fastest: '
       f'{tables.show(best["improvement"], "{:.2f}x")} plain decoding; texts '
       f'that differ from it: {best["differing"]}.**',
-      '',
       '![Ours beside theirs](results/specbench.png)',
-      '',
       'Improvement (~: its 95 % interval holds 1, or it has none: of fewer '
       'than 6 prompts); '
       'differing: texts that are not those of plain decoding:',
-      '',
-      *tables.markdown(rows, speed),
-      '',
+      '\n'.join(tables.markdown(rows, speed)),
       'block_efficiency:',
-      '',
-      *tables.markdown(rows, tokens),
-      '',
+      '\n'.join(tables.markdown(rows, tokens)),
       _caption(doc),
     ]
   )
@@ -76,12 +71,6 @@ def figure(doc: Mapping[str, Any]) -> bytes:
 
 def _drafted(doc: Mapping[str, Any]) -> list[Row]:
   return [x for x in doc['rows'] if x['gamma']]
-
-
-def _lossy(row: Row, setting: Mapping[str, Any]) -> str:
-  if setting['lossless']:
-    return ''
-  return f' (LOSSY, TV {page.away(row["alpha"])})'
 
 
 def _caption(doc: Mapping[str, Any]) -> str:

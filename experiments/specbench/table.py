@@ -38,11 +38,7 @@ def run() -> bool:
   chosen = questions.grouped(questions.read(_QUESTIONS.value, _LIMIT.value))
   folder = program.open_workdir(_RESULTS.value)
   e = settings_lib.load(settings)
-  plan = plan_lib.make(e, chosen)
-  test = plan.test + plan.calibration  # none is needed for a prediction
-  plan = plan._replace(test=test, calibration=())
-  chosen = questions.among(chosen, test)
-  about = questions.describe(_QUESTIONS.value, chosen)
+  plan, about = questions.judged(e, _QUESTIONS.value, chosen)
   doc = benchmark.run(plan_lib.arms(e, measure=False), plan)
   out = {'questions': about, **doc._asdict()}
   if doc.categories:

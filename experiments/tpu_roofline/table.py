@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-from typing import NamedTuple
 
 from experiments import papers, plots
 from experiments.leviathan_analytic import table as leviathan
@@ -38,21 +37,6 @@ PAIRS = {
 }
 
 
-class Cell(NamedTuple):
-  """A pair on chips at one context.
-
-  fits: the largest batch. stops: the smallest power of two, as batch, at which
-  no gamma pays; None if there is none up to LAST.
-  """
-
-  pair: str
-  chip: str
-  split: int
-  context: int
-  fits: int
-  stops: int | None
-
-
 def gain(
   pair: str, chip: str, split: int, context: int, batch: int
 ) -> tuple[int, float]:
@@ -68,14 +52,18 @@ def _shares(pair: str, chip: str, split: int):
   return device, tuple(roofline.share(c, split) for c in PAIRS[pair])
 
 
-def cell(*where) -> Cell:
-  """where: pair, chip, split, context."""
+def limits(*where) -> tuple[int, int | None]:
+  """Returns (the largest batch that fits, where speculation stops paying).
+
+  It stops at the smallest power of two, as batch, at which no gamma pays; None
+  if there is none up to LAST. where: pair, chip, split, context.
+  """
   device, shares = _shares(*where[:3])
   room = roofline.room(device, shares, rows=1, slots=where[3])
   batch = 1
   while batch <= LAST and gain(*where, batch)[0]:
     batch *= 2
-  return Cell(*where, room.rows, batch if batch <= LAST else None)
+  return room.rows, batch if batch <= LAST else None
 
 
 def undivided(*place) -> bool:
@@ -90,11 +78,11 @@ def places() -> list[tuple[str, str, int]]:
 
 def stops() -> leviathan.Table:
   """Finds where speculation stops paying, and what fits."""
-  every = {x: [cell(*x, context) for context in CONTEXTS] for x in places()}
-  shown = lambda c: f'{c.stops or "never"} / {c.fits or "none"}'
+  every = {x: [limits(*x, context) for context in CONTEXTS] for x in places()}
+  shown = lambda c: f'{c[1] or "never"} / {c[0] or "none"}'
   lines = [[*x, *map(shown, found)] for x, found in every.items()]
-  short = sum(found[0].stops is not None for found in every.values())
-  long = [x for x, found in every.items() if found[-1].stops is not None]
+  short = sum(found[0][1] is not None for found in every.values())
+  long = [x for x, found in every.items() if found[-1][1] is not None]
   explained = [x for x in long if undivided(*x)]
   summary = (
     'Speculation stops paying at some batch up to '
@@ -113,7 +101,7 @@ def draw_stops(axes: plots.Axes) -> None:
     where = PAIR, CHIP, SPLIT, context
     gains = [gain(*where, batch)[1] for batch in POWERS]
     plots.curve(axes, POWERS, gains, f'{context:,} tokens', i)
-    most = cell(*where).fits
+    most, _ = limits(*where)
     if most <= POWERS[-1]:
       height = gain(*where, most)[1]
       (cross,) = axes.plot([most], [height], 'kx', markersize=8)
@@ -133,17 +121,15 @@ def draw_stops(axes: plots.Axes) -> None:
 
 def gains() -> leviathan.Table:
   """Computes every cell's improvement; what does not fit is in brackets."""
-
-  def shown(found: Cell, batch: int) -> str:
-    gamma, x = gain(*found[:4], batch)
-    text = f'{x:.2f} ({gamma})'
-    return text if batch <= found.fits else f'[{text}]'
-
   lines = []
-  for place in places():
-    for context in LONG:
-      found = cell(*place, context)
-      lines.append([*found[:4], *(shown(found, batch) for batch in BATCHES)])
+  for place, context in itertools.product(places(), LONG):
+    most, _ = limits(*place, context)
+    line = [*place, context]
+    for batch in BATCHES:
+      gamma, x = gain(*place, context, batch)
+      text = f'{x:.2f} ({gamma})'
+      line.append(text if batch <= most else f'[{text}]')
+    lines.append(line)
   head = ['pair', 'chip', 'chips', 'context', *(f'batch {b}' for b in BATCHES)]
   return leviathan.Table(tables.grid(head, lines), True)
 

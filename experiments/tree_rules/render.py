@@ -11,40 +11,31 @@ from specdec_jax.bench import tables
 
 def markdown(doc: Mapping[str, Any]) -> str:
   """Writes shares of the optimum, then a real pair's tokens a window."""
-  return '\n'.join(
-    [
-      *(_exact(doc['exact']) if 'exact' in doc else ['Exact: not run yet.']),
-      '',
-      *(
-        _measured(doc['measured'])
-        if 'measured' in doc
-        else ['Measured: not run yet.']
-      ),
-    ]
+  return '\n\n'.join(
+    write(doc[name]) if name in doc else f'{name.capitalize()}: not run yet.'
+    for name, write in (('exact', _exact), ('measured', _measured))
   )
 
 
-def _exact(found: Mapping[str, Any]) -> list[str]:
+def _exact(found: Mapping[str, Any]) -> str:
   """Writes what each rule reaches, a row for each tree and kind of siblings."""
-  rows, groups = [], {}
+  groups, rows = {}, []
   for row in found['rows']:
-    groups.setdefault((row['levels'], row['kind']), []).append(row)
+    own = groups.setdefault((row['levels'], row['kind']), {})
+    own[row['rule']] = row['families']
   rules = list(dict.fromkeys(row['rule'] for row in found['rows']))
   for (levels, kind), own in groups.items():
-    of = {row['rule']: _shares(row['families']) for row in own}
-    best = np.mean([x[0] for x in own[0]['families'].values()])
-    rows.append([levels, kind, f'{best:.3f}', *(of.get(x, '-') for x in rules)])
+    best = np.mean([x[0] for x in next(iter(own.values())).values()])
+    shares = (_shares(own[x]) if x in own else '-' for x in rules)
+    rows.append([levels, kind, f'{best:.3f}', *shares])
   about = (
     f'{page.made_on(found["machine"])} Exact, float64: {found["each"]} '
     'problems of each of 12 families of p and q. optimum: tokens that the best '
     'rule accepts of such a tree, the mean of the families. Of each rule its '
     'share of that, the mean of the families (the worst problem, its family).'
   )
-  return [
-    about,
-    '',
-    *tables.grid(['tree', 'siblings', 'optimum', *rules], rows),
-  ]
+  head = ['tree', 'siblings', 'optimum', *rules]
+  return '\n'.join([about, '', *tables.grid(head, rows)])
 
 
 def _shares(families: Mapping[str, Sequence[float | None]]) -> str:
@@ -56,7 +47,7 @@ def _shares(families: Mapping[str, Sequence[float | None]]) -> str:
   return f'{mean:.3f}{worst}'
 
 
-def _measured(found: Mapping[str, Any]) -> list[str]:
+def _measured(found: Mapping[str, Any]) -> str:
   """Writes a row for each tree and rule: tokens a window by temperature."""
   cells = {
     (x['tree'], x['rule'], x['temperature']): x['requests']
@@ -64,19 +55,13 @@ def _measured(found: Mapping[str, Any]) -> list[str]:
   }
   warmths = sorted({x for _, _, x in cells})
   first = next((rule for _, rule, _ in cells), '')
-  rows = [
-    [
-      tree if ',' in tree else f'chain of {tree}',
-      rule,
-      *(
-        f'= {first}'
-        if not x and rule != first
-        else _tokens(cells.get((tree, rule, x)))
-        for x in warmths
-      ),
-    ]
-    for tree, rule in dict.fromkeys(x[:2] for x in cells)
-  ]
+  rows = []
+  for tree, rule in dict.fromkeys(x[:2] for x in cells):
+    at = {x: _tokens(cells.get((tree, rule, x))) for x in warmths}
+    if rule != first and 0 in at:
+      at[0] = f'= {first}'
+    name = tree if ',' in tree else f'chain of {tree}'
+    rows.append([name, rule, *at.values()])
   q = found['questions']
   about = (
     f'{page.made_on(found["machine"])} Measured: {found["target"]} with its '
@@ -85,7 +70,7 @@ def _measured(found: Mapping[str, Any]) -> list[str]:
     'questions.'
   )
   head = ['tree', 'rule', *(f'T = {x:g}' for x in warmths)]
-  return [about, '', *tables.grid(head, rows)]
+  return '\n'.join([about, '', *tables.grid(head, rows)])
 
 
 def _tokens(requests: Sequence[Sequence[int]] | None) -> str:

@@ -13,7 +13,7 @@ from absl import flags
 
 from experiments import page
 from experiments.specbench import questions as questions_lib
-from specdec_jax import build, machine, printing, program
+from specdec_jax import build, printing, program
 from specdec_jax import settings as settings_lib
 from specdec_jax.bench import (
   budget,
@@ -50,7 +50,7 @@ def run() -> bool:
   config.decode.gammas = (longest,)  # that buffers have room for
   config.bench.repeats = _REPEATS.value
   doc = {
-    'machine': machine.describe() | page.made_by(),
+    'machine': page.made_here(),
     'questions': questions_lib.describe(_QUESTIONS.value, chosen),
     'rows': [],
   }
@@ -158,7 +158,7 @@ def _markdown(doc) -> str:
     'drafting:.2f, predicted:.2fx, improvement:.2fx, '
     'over a chain=over_chain:.2fx, tok/s=tok_s:.1f, differing'
   )
-  return '\n'.join(page.lines(page.Part(said, columns, doc['rows']))).strip()
+  return page.text(page.Part(said, columns, doc['rows']))
 
 
 if __name__ == '__main__':

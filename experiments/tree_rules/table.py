@@ -14,7 +14,7 @@ from absl import flags
 from experiments import page
 from experiments.specbench import questions as questions_lib
 from experiments.tree_rules import exact, render
-from specdec_jax import api, build, machine, program, types
+from specdec_jax import api, build, program, types
 from specdec_jax import settings as settings_lib
 from specdec_jax.drafters import branch
 from specdec_jax.io import files
@@ -34,9 +34,9 @@ _RESULTS = flags.DEFINE_string('results', str(HERE / 'results'), 'folder')
 
 def run() -> bool:
   folder = program.open_workdir(_RESULTS.value)
-  path = folder and folder / f'{HERE.name}.json'
-  doc = files.read_json(path) if path and path.exists() else {}
-  about = machine.describe() | page.made_by()
+  path = (folder or pathlib.Path()) / f'{HERE.name}.json'
+  doc = files.read_json(path, {}) if folder else {}
+  about = page.made_here()
   if _EXACT.value:
     with jax.enable_x64(True):
       found = list(exact.rows(_EACH.value))
