@@ -74,9 +74,8 @@ def _measured(tmp_path, monkeypatch):
     monkeypatch.setattr(table, 'HEADLINES', {'one': one})
     monkeypatch.setattr(table, 'path', lambda name: tmp_path / f'{name}.json')
     table.measure('one')
-    return json.loads((tmp_path / 'one.json').read_text()), len(
-      runs.read_text()
-    )
+    stored = json.loads((tmp_path / 'one.json').read_text())
+    return stored, len(runs.read_text())
 
   return run
 

@@ -6,44 +6,37 @@ import pytest
 
 from experiments import page
 from experiments.methods import render
-from specdec_jax.bench import records
 from tests import programs
 from tests.experiments import reports
 
 
-def cell(drafter, rule, temperature, improvement, **changes):
+def cell(drafter, rule, temperature, **changes):
   lossless = not rule.startswith('lenient')
   exact = 'distribution' if temperature else 'tokens'
-  return (
-    dict(
-      name=f'{drafter} {rule}',
-      drafter=drafter,
-      rule=rule,
-      lossless=lossless,
-      temperature=temperature,
-      improvement=reports.gain(improvement),
-      tok_s=9.0,
-      counts=reports.counts(1.5),
-      alpha=records.Alpha(0.25, 0.0 if lossless else 0.125),
-      audit=records.Audit(exact if lossless else 'nothing', 7),
-      failed=[],
-    )
-    | changes
+  out = dict(
+    name=f'{drafter} {rule}',
+    drafter=drafter,
+    rule=rule,
+    lossless=lossless,
+    temperature=temperature,
+    improvement=reports.gain(1.0),
+    counts=dict(block_efficiency=1.5),
+    alpha=dict(alpha=0.25, total_variation=0.0 if lossless else 0.125),
+    audit=reports.audit(exact if lossless else 'nothing'),
+    failed=[],
   )
-
-
-def markdown(*cells):
-  doc = dict(machine=reports.MACHINE, setting=reports.setting(), gamma=4)
-  return render.markdown(page.plain(doc | dict(exit=20, cells=cells)))
+  return out | changes
 
 
 def test_what_is_broken_or_lossy_is_said():
-  bad = records.Audit('tokens', 7, (), (records.Finding('BUG'),))
-  text = markdown(
-    cell('lm', 'block', 1.0, 1.0),
-    cell('lm', 'coupled', 0.0, 1.0, audit=bad),
-    cell('lm', 'lenient:0.5', 0.0, 1.0, failed=['x']),
-  )
+  cells = [
+    cell('lm', 'block', 1.0),
+    cell('lm', 'coupled', 0.0, audit=reports.audit('tokens', 'BUG')),
+    cell('lm', 'lenient:0.5', 0.0, failed=['x']),
+  ]
+  doc = reports.stored('methods') | dict(cells=cells)
+  doc['machine'] |= dict(commit='c' * 40, dirty=True, cores=2, cpu='A CPU')
+  text = render.markdown(doc)
   assert (
     '| lm | coupled | ~1.00x (1.50) | = block | 0.25 | 1 of 7: 1 BUG' in text
   )

@@ -15,28 +15,10 @@ from experiments.leviathan_table3 import render as table3
 from experiments.leviathan_table5 import render as table5
 from specdec_jax.bench import intervals
 from tests import programs
-from tests.experiments import reports
 
 ROWS = rows_lib.all_rows(pathlib.Path('/nowhere'))
-TIMED = {
-  'draft': 'unigram',
-  'temperature': 0.0,
-  'gamma': 2,
-  'alpha': 0.31,
-  'c': 0.01,
-  'v': 1.25,
-  'theorem': 1.41,
-  'corrected': 1.2,
-  'measured': {'value': 1.26, 'low': 1.13, 'high': 1.39},
-  'whole': {'value': 1.1, 'low': 1.0, 'high': 1.2},
-  'quality': [27.3, 27.4],
-  'change': {'value': 0.1, 'low': -0.2, 'high': 0.4},
-  'texts': 7,
-  'differ': 0,
-  'bugs': 0,
-  'promised': 'tokens',
-  'block_efficiency': 1.4764,
-}
+RESULTS = programs.ROOT / 'experiments/leviathan_table2/results'
+STORED = json.loads((RESULTS / 'chat.json').read_text())
 
 
 def traced(requests=((4, 1.0), (4, 3.0)), row='chat', **more):
@@ -58,7 +40,7 @@ def block(value):
 GAIN = {'gamma': 8, 'temperature': 1.0, 'tokens': 8, 'draft': 'bigram'}
 GAIN |= {'reject': block(2.0), 'block': block(2.2), 'gain': block(0.2)}
 CELLS = {
-  'leviathan_table2': [TIMED],
+  'leviathan_table2': STORED['cells'],
   'leviathan_table3': alphas(),
   'leviathan_table5': traced([(4, x, *[x, 0.5] * 3) for x in (1.0, 3.0)]),
   'block_verification_table1': [GAIN],
@@ -69,7 +51,7 @@ TWO, THREE, FIVE, BLOCK = CELLS
 def stored(
   folder, cells, name='chat', commit='c', gate=None, quick=False, **machine
 ):
-  about = reports.MACHINE | {'commit': commit * 40, 'dirty': False} | machine
+  about = STORED['machine'] | {'commit': commit * 40, 'cores': 2} | machine
   doc = {'quick': quick, 'machine': about, 'gate': gate, 'cells': cells}
   folder.mkdir(exist_ok=True)
   (folder / f'{name}.json').write_text(json.dumps(doc))
@@ -115,11 +97,8 @@ def test_alpha_and_total_variation_of_each_lenience_keep_their_places(tmp_path):
   values = [0.1, 0.3, 0.5, 0.7]
   request = [50, *(50 * x for x in (0.1, 0.3, 0.02, 0.5, 0.04, 0.7, 0.06))]
   cells = traced([request, request], 'translation')
-  found = [
-    x
-    for x in table5.claims({'translation': cells}, ROWS)
-    if x.cell.startswith('Bigram')
-  ]
+  every = table5.claims({'translation': cells}, ROWS)
+  found = [x for x in every if x.cell.startswith('Bigram')]
   assert [x.ours.value for x in found] == pytest.approx(values)
   assert not any(x.sign for x in found)  # a theorem
   assert [x.prints for x in found] == ['0.19', '0.23', '0.25', '0.32']
@@ -179,14 +158,10 @@ def test_each_thing_that_claims_are_of_is_counted_apart():
   met = claim(0.745, 0.755, (0.75, 0.74, 0.76))
   wide = claim(0.1, 0.45, (0.5, 0.3, 0.7))
   every = [met, wide._replace(of='quality'), met._replace(of='quality'), wide]
+  counts = lambda *x: dict(zip(claims.OUTCOMES[:4], x, strict=True))
   assert claims.counts([met, *every[1:3]]) == {
-    'speed': {'reproduced': 1, 'same direction': 0, 'not': 0, 'cannot tell': 0},
-    'quality': {
-      'reproduced': 1,
-      'same direction': 0,
-      'not': 0,
-      'cannot tell': 1,
-    },
+    'speed': counts(1, 0, 0, 0),
+    'quality': counts(1, 0, 0, 1),
   }
   told = '1 reproduced, 0 same direction, 0 not, 1 cannot tell'
   assert claims.told(every) == f'**Of speed: {told}; quality: {told}.**'

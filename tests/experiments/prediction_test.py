@@ -2,7 +2,6 @@
 
 import json
 import math
-import types
 
 import pytest
 from scipy import stats
@@ -41,32 +40,10 @@ def test_intervals_regret_and_choices():
   assert wrong.right == 0.0 and wrong.covered is None
 
 
-def test_every_cell_is_read_from_a_document():
-  n = types.SimpleNamespace
-  predicted, fast = n(improvement=1.5, low=1.0, high=2.0), n(value=1.4)
-  row = lambda gamma, improvement: n(
-    name=f'lookup g={gamma}',
-    drafter='lookup',
-    gamma=gamma,
-    predicted=predicted,
-    improvement=improvement,
-  )
-  doc = n(
-    setting=n(target='m', draft=None, sampling={'temperature': 1.0}),
-    rows=[row(1, fast), row(2, fast)],
-  )
-  assert cells.of(doc) == [
-    cells.Cell('m', 1.0, '', 'lookup', gamma, 1.5, 1.0, 2.0, 1.4)
-    for gamma in (1, 2)
-  ]
-
-
 def test_the_figure_has_methods_and_their_categories():
   whole = cell(2, 1.5, 1.5, 1.4, 1.6)._replace(category='')
-  alone, beside = (
-    cells.figure([whole]),
-    cells.figure([whole, cell(4, 1, 1)]),
-  )
+  every = [whole], [whole, cell(4, 1, 1)]
+  alone, beside = map(cells.figure, every)
   assert alone.startswith(b'\x89PNG') and alone != beside
 
 
@@ -80,13 +57,10 @@ def test_the_page_and_the_library_have_the_runs_that_are_stored():
   assert readme == page.filled(readme, lines, 'stored')
 
 
-ABOUT = {'cpu': 'A', 'device': 'cpu', 'commit': 'c'}
-
-
 def result(target, *rows, prompts=7):
   """A document. rows: drafter, gamma, predicted, high, measured, explained."""
   return {
-    'machine': ABOUT,
+    'machine': {'cpu': 'A', 'device': 'cpu', 'commit': 'c'},
     'setting': {
       'target': target,
       'dtype': 'float32',
@@ -132,7 +106,11 @@ def kept(tmp_path):
   return stored.runs(tmp_path)
 
 
-def test_every_run_has_the_error_of_its_costs(kept):
+def test_every_run_has_its_cells_and_the_error_of_its_costs(kept):
+  found = [x.cell[1:] for x in stored.cells(kept, {'rows': []})]
+  low, measured = pytest.approx(0.8**2 / 0.9), 1.6
+  assert found[0] == (0.0, '', 'lm', 1, 0.8, low, 0.9, measured)
+  assert len(found) == 4
   assert [x.weights for x in kept] == ['stored', 'int8', 'float32']
   first, *_ = json.loads(stored.text(kept))['runs']
   where = 'experiments/one/results/one.json'

@@ -1,35 +1,22 @@
-"""Made-up parts of a benchmark's document."""
+"""Experiments' documents as they are stored, to be changed by tests."""
 
-from specdec_jax import metrics
-from specdec_jax.bench import intervals
+import json
 
-MACHINE = dict(
-  commit='c' * 40, dirty=True, cores=2, cpu='A CPU', device='cpu', jax='9'
-)
+from specdec_jax.bench import records
+from tests import programs
 
 
-def setting(**changes):
-  """A plan.Setting of 7 prompts under reject, as JSON."""
-  fields = dict(
-    target='a model',
-    draft=None,
-    dtype='float32',
-    rule='reject',
-    lossless=True,
-    sampling=dict(temperature=0.0),
-    batch_size=1,
-    max_new_tokens=48,
-    repeats=2,
-    judged_prompts=7,
-  )
-  return fields | changes
-
-
-def counts(efficiency):
-  empty = metrics.Summary(**dict.fromkeys(metrics.Summary._fields))
-  return empty._replace(block_efficiency=efficiency)
+def stored(name):
+  home = programs.ROOT / 'experiments' / name
+  return json.loads((home / f'results/{name}.json').read_text())
 
 
 def gain(value):
-  """Improvements within a tenth of the value."""
-  return intervals.Interval(value, 0.9 * value, 1.1 * value)
+  """Improvements within a tenth of the value, as JSON."""
+  return dict(value=value, low=0.9 * value, high=1.1 * value)
+
+
+def audit(promised, *findings):
+  """Of 7 requests, as JSON; findings: 'tie' or 'BUG'."""
+  found = [records.Finding(x)._asdict() for x in findings]
+  return records.Audit(promised, 7)._asdict() | dict(findings=found)

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.serving import clients, render
 from tests import programs
+from tests.experiments import reports
 
 
 def test_a_tenth_is_malformed_and_a_quarter_cancelled():
@@ -25,14 +26,9 @@ def test_speculation_keeps_up_where_no_cell_is_much_slower():
   assert not clients.keeps_up(cells(1.0, 0.949))
 
 
-DOC = json.loads(
-  (programs.ROOT / 'experiments/serving/results/serving.json').read_text()
-)
-
-
 def test_the_page_counts_every_answer_that_is_wrong():
   wrong = {'whole': 36, 'stream': 1}
-  text = render.markdown(DOC | {'wrong': wrong})
+  text = render.markdown(reports.stored('serving') | {'wrong': wrong})
   assert 'of 64 clients: 37 not as they should be; 0 times' in text
 
 
@@ -45,7 +41,7 @@ def test_the_figure_has_a_title_and_begins_at_nothing(monkeypatch):
     return b''
 
   monkeypatch.setattr(render.plots, 'png', png)
-  render.figure(DOC)
+  render.figure(reports.stored('serving'))
   (axes,) = drawn
   assert axes.get_title('left') or axes.get_title()
   assert axes.get_ylim()[0] == 0 and len(axes.lines) == 2

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from experiments import page
 from experiments.specbench import questions, render
-from specdec_jax.bench import prompts, records
+from specdec_jax.bench import prompts
 from tests import programs
 from tests.experiments import reports
 
@@ -18,20 +17,14 @@ def line(id, category, *turns, **more):
 
 def written(folder, *rows):
   path = folder / 'question.jsonl'
-  rows = (x if isinstance(x, str) else json.dumps(x) for x in rows)
-  path.write_text('\n'.join(rows) + '\n')
+  path.write_text('\n'.join(map(json.dumps, rows)) + '\n')
   return str(path)
 
 
 def test_the_first_of_each_category_in_the_files_order(tmp_path):
-  path = written(
-    tmp_path,
-    line(81, 'writing', 'a', 'b', reference=['x']),
-    line(82, 'qa'),
-    line(83, 'writing'),
-    line(84, 'qa'),
-    line(85, 'qa'),
-  )
+  rows = [line(81, 'writing', 'a', 'b', reference=['x'])]
+  more = (82, 'qa'), (83, 'writing'), (84, 'qa'), (85, 'qa')
+  path = written(tmp_path, *rows, *(line(*x) for x in more))
   ids = lambda limit: [q.id for q in questions.read(path, limit)]
   assert ids(0) == ['81', '82', '83', '84', '85']
   assert ids(2) == ['81', '82', '83', '84']
@@ -64,65 +57,46 @@ def test_another_format_is_refused_by_its_line(tmp_path, rows, message):
     questions.read('')
 
 
-QUESTIONS = dict(file='q.jsonl', sha256='0' * 64, questions=4, turns_left_out=3)
+def row(improvement, efficiency, **more):
+  counts = dict(block_efficiency=efficiency)
+  gain = reports.gain(improvement)
+  return dict(name='lookup', improvement=gain, counts=counts) | more
 
 
-def row(name, improvement, efficiency, **more):
-  gain, counts = reports.gain(improvement), reports.counts(efficiency)
-  return dict(name=name, improvement=gain, counts=counts) | more
-
-
-ALPHA = records.Alpha(0.5, 0.125)
-
-
-def markdown(promised='tokens', findings=(), alpha=ALPHA):
+def markdown(promised, *findings, alpha=None):
   """The page of two categories and one method."""
-  name, audit = 'lookup g=4', records.Audit(promised, 4, (), tuple(findings))
-  doc = dict(
-    questions=QUESTIONS,
-    machine=reports.MACHINE,
-    setting=reports.setting(lossless=promised != 'nothing'),
-    rows=[
-      dict(gamma=0, tok_s=20.0),
-      row(name, 1.375, 1.4375, gamma=4, audit=audit, alpha=alpha),
-    ],
-    categories=[
-      row(name, 1.0625, 1.25, category='qa'),
-      row(name, 0.5, 2.0, category='rag'),
-    ],
-  )
-  return render.markdown(page.plain(doc))
+  doc = reports.stored('specbench')
+  doc['setting'] |= dict(lossless=promised != 'nothing')
+  own = dict(gamma=4, audit=reports.audit(promised, *findings), alpha=alpha)
+  doc['rows'][1:] = [row(1.375, 1.4375, **own)]
+  doc['categories'] = [
+    row(1.0625, 1.25, category='qa'),
+    row(0.5, 2.0, category='rag'),
+  ]
+  return render.markdown(doc)
 
 
 def test_what_is_lossy_or_differs_is_said():
-  text = markdown(findings=[records.Finding('tie', 3, id='2')])
+  text = markdown('tokens', 'tie')
   # Of the row, not a mean of the columns.
   assert (
-    '| lookup g=4 | ~1.06x | 0.50x | 1.44 | 1.38x (1.24 to 1.51) '
-    '| 1 of 4: 1 tie |' in text
+    '| lookup | ~1.06x | 0.50x | 1.44 | 1.38x (1.24 to 1.51) | 1 of 7: 1 tie |'
+    in text
   )
   assert '| same distribution |' in markdown('distribution')
-  lossy = markdown('nothing')
-  assert lossy.count('| lookup g=4 (LOSSY, TV 0.12) |') == 2
+  lossy = markdown('nothing', alpha=dict(total_variation=0.125))
+  assert lossy.count('| lookup (LOSSY, TV 0.12) |') == 2
   assert '| LOSSY |' in lossy
-  assert 'g=4 (LOSSY, TV unknown) |' in markdown('nothing', alpha=None)
-
-
-def ran(folder, *arguments):
-  return programs.run(
-    'experiments/specbench/table.py',
-    f'--questions={folder}/question.jsonl',
-    f'--results={folder}/results',
-    *arguments,
-  )
+  assert 'lookup (LOSSY, TV unknown) |' in markdown('nothing')
 
 
 @pytest.mark.slow
 def test_a_run_with_random_models(tmp_path):
   rows = [line(i, 'ab'[i % 2], f'tell me {i}', 'more') for i in range(6)]
-  written(tmp_path, *rows)
-  done = ran(
-    tmp_path,
+  done = programs.run(
+    'experiments/specbench/table.py',
+    f'--questions={written(tmp_path, *rows)}',
+    f'--results={tmp_path}/results',
     '--config=configs/pair.py:tiny',
     "--config.decode.methods=('lookup',)",
     '--config.decode.max_new_tokens=6',

@@ -1,5 +1,6 @@
 """What rules accept of a tree beside the most that any could."""
 
+import functools
 import itertools
 import json
 
@@ -130,22 +131,25 @@ def test_cells_are_kept_of_the_same_code_and_settings_only():
   assert page.kept(None, doc) == []
 
 
+def program(folder, name, questions, *arguments):
+  """A program with so many questions, of which a run has more arguments."""
+  asked = folder / 'question.jsonl'
+  made = lambda i: dict(question_id=i, category='chat', turns=[f'One two {i}.'])
+  asked.write_text('\n'.join(json.dumps(made(i)) for i in range(questions)))
+  return functools.partial(
+    programs.run,
+    f'experiments/tree_rules/{name}.py',
+    '--config=configs/smollm2.py:tiny',
+    f'--questions={asked}',
+    f'--results={folder}',
+    *arguments,
+  )
+
+
 @pytest.mark.slow
 def test_a_tiny_run_goes_on_where_it_was(tmp_path):
-  asked = tmp_path / 'question.jsonl'
-  question = dict(question_id=1, category='chat', turns=['One two three.'])
-  asked.write_text(json.dumps(question))
-
-  def run(*more):
-    return programs.run(
-      'experiments/tree_rules/table.py',
-      '--config=configs/smollm2.py:tiny',
-      f'--questions={asked}',
-      f'--results={tmp_path}',
-      '--trees=2,1',
-      *more,
-    ).check()
-
+  ran = program(tmp_path, 'table', 1, '--trees=2,1')
+  run = lambda *more: ran(*more).check()
   stored = lambda: json.loads((tmp_path / 'tree_rules.json').read_text())
   run('--temperatures=0')
   (one,) = stored()['measured']['cells']
@@ -159,21 +163,7 @@ def test_a_tiny_run_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.slow
 def test_trees_are_timed_beside_chains(tmp_path):
-  asked = tmp_path / 'question.jsonl'
-  questions = [
-    dict(question_id=i, category='chat', turns=[f'One two {i}.'])
-    for i in range(4)
-  ]
-  asked.write_text('\n'.join(map(json.dumps, questions)))
-  run = lambda *more: programs.run(
-    'experiments/tree_rules/speed.py',
-    '--config=configs/smollm2.py:tiny',
-    f'--questions={asked}',
-    f'--results={tmp_path}',
-    '--dtypes=float32',
-    '--repeats=1',
-    *more,
-  )
+  run = program(tmp_path, 'speed', 4, '--dtypes=float32', '--repeats=1')
   run('--shapes=1;2,1').check()
   rows = json.loads((tmp_path / 'speed.json').read_text())['rows']
   assert [x['shape'] for x in rows] == ['plain', 'chain of 1', '2,1']
