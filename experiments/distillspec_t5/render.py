@@ -128,22 +128,14 @@ def claims(cells: Cells, every: Rows) -> list[claims_lib.Claim]:
     for warm in WARM:
       chosen, more = best(found, warm)
       base, _ = _parts(found, warm)
-      out.append(
-        claims_lib.Claim(
-          f'speed over cross-entropy, T = {warm:g}',
-          f'{low:+.0%} to {high:+.0%}',
-          f'{every[name].name}, {chosen["divergence"]} on {chosen["source"]}',
-          low,
-          high,
-          more,
-          form=PERCENT,
-          of='tokens a window',
-          against=train.BASELINE,
-          sign=1,
-          apart=more,
-          why=f'alpha {chosen["alpha"]:.2f} for {base["alpha"]:.2f}',
-        )
-      )
+      cell = f'speed over cross-entropy, T = {warm:g}'
+      trained = f'{chosen["divergence"]} on {chosen["source"]}'
+      place = f'{every[name].name}, {trained}'
+      given = cell, f'{low:+.0%} to {high:+.0%}', place, low, high, more
+      against = dict(against=train.BASELINE, sign=1, apart=more)
+      against['why'] = f'alpha {chosen["alpha"]:.2f} for {base["alpha"]:.2f}'
+      claim = claims_lib.Claim(*given, PERCENT, 'tokens a window', **against)
+      out.append(claim)
   return out
 
 
