@@ -174,7 +174,9 @@ def _propose(
 FORM = readings.Form(
   'dflash',
   lambda source: eagle_folder.paths(dflash_folder.find(source)),
-  dflash_folder.questions,
+  lambda source, target: eagle_folder.questions(
+    dflash_folder.find(source), f'dflash {source}', target, dflash_folder.claim
+  ),
   dflash_folder.fit,
   lambda blocks, params, model: make(
     blocks, model, gamma=min(readings.DRAFTS, blocks.size - 1)

@@ -13,7 +13,7 @@ from specdec_jax import api, build, sharding
 from specdec_jax.distill import lm_student
 from specdec_jax.drafters import lm as lm_drafter
 from specdec_jax.io import load, tokenizer
-from specdec_jax.io.published import draft_file
+from specdec_jax.io.published import draft_file, eagle_folder
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, eagle, lm
 from tests import fakes
@@ -96,7 +96,9 @@ def fit(made: draft_file.Eagle, **changes):
     ids=258,
     layout=None,
   )
-  return *draft_file.fit_eagle(made, 'F', target), target
+  own = draft_file.check_eagle(made, 'F', target)
+  config, params = eagle_folder.placed(own, made.layer, made.ids, target)
+  return config, params, target
 
 
 @pytest.mark.more

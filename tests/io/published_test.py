@@ -98,6 +98,7 @@ def content(name=PLAIN):
 
 
 def saved(folder, raw, arrays):
+  folder.mkdir(exist_ok=True)
   (folder / 'config.json').write_text(json.dumps(raw))
   arrays = {n: np.ascontiguousarray(x) for n, x in arrays.items()}
   safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
@@ -288,6 +289,14 @@ def test_a_narrower_draft_needs_an_embedding(tmp_path):
     eagle_folder.fit(saved(tmp_path, raw, arrays), '', wide)
 
 
+def text(model, folder=None, gamma=2):
+  """What a model says, perhaps with the draft in a folder."""
+  options = dict(source=str(folder), check='off')
+  how = dict(draft='eagle', draft_options=options, gamma=gamma)
+  how = dict(max_new_tokens=12) | (how if folder else {})
+  return api.generate(model, 'some words', **how)[0].tokens
+
+
 @pytest.mark.more
 def test_it_drafts_for_a_model(tmp_path):
   """From a folder, once for a target; the text is plain decoding's."""
@@ -302,15 +311,10 @@ def test_it_drafts_for_a_model(tmp_path):
     'embed_tokens.weight': draw(size=(512, 16)).astype('f4'),
     't2d': np.isin(np.arange(512), OFFSETS + np.arange(12)),
   }
-  folder = str(saved(tmp_path, facts, named))
-  text = lambda **draft: (
-    api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
-  )
-  options = dict(source=folder, check='off')
-  drafted = dict(draft='eagle', draft_options=options)
-  assert text(gamma=2, **drafted) == text()
+  folder = saved(tmp_path, facts, named)
+  assert text(small, folder) == text(small)
   made = [x for x in small.drafts if x[0] == 'eagle']
-  assert len(made) == 1 and text(gamma=3, **drafted) == text()
+  assert len(made) == 1 and text(small, folder, gamma=3) == text(small)
   assert [x for x in small.drafts if x[0] == 'eagle'] == made
 
 
@@ -442,9 +446,4 @@ def test_a_mimo_drafts_for_itself(tmp_path):
   folder = str(mimo(tmp_path))
   small = load.load(folder)
   assert small.config.qkv_bias
-  text = lambda **draft: (
-    api.generate(small, 'some words', max_new_tokens=12, **draft)[0].tokens
-  )
-  options = dict(source=folder, check='off')
-  drafted = dict(draft='eagle', draft_options=options, gamma=2)
-  assert text(**drafted) == text()
+  assert text(small, folder) == text(small)

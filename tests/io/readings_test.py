@@ -15,17 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import safetensors.numpy
 
 from specdec_jax import forward
 from specdec_jax.distill import eagle_loss
 from specdec_jax.drafters import eagle as eagle_drafter
 from specdec_jax.drafters import readings
 from specdec_jax.io import load
-from specdec_jax.io.published import eagle_folder
+from specdec_jax.io.published import claims, eagle_folder
 from specdec_jax.models import eagle, lm
 from tests import programs
-from tests.io import tiny
+from tests.io import published_test, tiny
 
 CONFIG = tiny.config(vocab=264, depth=5, heads=2, head_dim=16)
 D, V, IDS = CONFIG.width, CONFIG.vocab, 260
@@ -103,11 +102,7 @@ def begun(beside, seed):
 
 
 def saved(folder, facts, arrays):
-  folder.mkdir(exist_ok=True)
-  (folder / 'config.json').write_text(json.dumps(SIZES | facts))
-  arrays = {n: np.ascontiguousarray(x) for n, x in arrays.items()}
-  safetensors.numpy.save_file(arrays, folder / 'model.safetensors')
-  return folder
+  return published_test.saved(folder, SIZES | facts, arrays)
 
 
 @functools.cache
@@ -118,7 +113,8 @@ def trained(kind, seed):
   if RAW in reading:  # such features are as much louder
     arrays['fc.weight'][:, D:] /= 100
   folder = saved(pathlib.Path(FOLDER.name, f'{kind} {seed}'), facts, arrays)
-  claim, _ = eagle_folder._claimed(folder, '', given, reading=reading)
+  claimed = eagle_folder._claimed(folder, '', given)
+  claim, _ = claims.read_as(*claimed, CONFIG.depth, reading)
   config = eagle_folder._config(folder / 'config.json', claim, arrays, given)
   places = eagle_folder._places('', config, arrays)
   flat = {

@@ -24,7 +24,7 @@ def fit(
   `find`; the rest as in eagle_folder.fit."""
   where, folder = f'dflash {source}', find(source)
   block = _block(folder, where, target)
-  config, params = eagle_folder.fit(folder, where, target, _claim, reading)
+  config, params = eagle_folder.fit(folder, where, target, claim, reading)
   if any(config.block.windows):
     raise ValueError(f'{where}: layers with a sliding window are not read')
   return eagle.Blocks(config, *block), params
@@ -36,14 +36,6 @@ def find(source: str | os.PathLike) -> pathlib.Path:
   if folder is None:
     raise ValueError(f'dflash {source}: no such folder; give {FORM}')
   return folder
-
-
-def questions(
-  source: str | os.PathLike, target: load.LanguageModel
-) -> tuple[tuple[str, ...], ...]:
-  """Returns what a folder leaves open, for drafters.readings."""
-  where, folder = f'dflash {source}', find(source)
-  return eagle_folder.questions(folder, where, target, _claim)
 
 
 def _block(
@@ -68,7 +60,7 @@ def _block(
   return mask, size, int(not anchored)
 
 
-def _claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:
+def claim(where: str, raw: dict[str, Any], *_) -> claims.Claim:
   """Reads a claim; speculators numbers taps by the layer they feed, from 1."""
   said = raw | (raw.get('dflash_config') or {})
   above = said.get('aux_hidden_state_layer_ids')

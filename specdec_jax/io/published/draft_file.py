@@ -175,31 +175,28 @@ def _eagle(arrays, about) -> Eagle:
 def eagle_for(
   source: str | os.PathLike, target: load.LanguageModel
 ) -> tuple[eagle.EagleConfig, types.Params]:
-  """Calls fit_eagle on a file or an untrained layer; once for each target."""
-  if os.fspath(source).startswith('random:'):
-    drawn = lambda: fit_eagle(_random(source, target), source, target)
-    return target.once((EAGLE, os.fspath(source)), drawn)
-  fit = lambda *content: fit_eagle(_eagle(*content), source, target)
-  return fitted(EAGLE, source, target, fit)
+  """Returns (config, weights.draft) for a file, or random:SEED; once for each
+  target."""
 
+  def fit(draft: Eagle):
+    config = check_eagle(draft, source, target)
+    return eagle_folder.placed(config, draft.layer, draft.ids, target)
 
-def _random(source, target: load.LanguageModel) -> Eagle:
-  """Draws a layer over the target's last one; only its speed is right."""
-  seed = os.fspath(source).partition(':')[2]
+  scheme, _, seed = os.fspath(source).partition(':')
+  if scheme != 'random':
+    return fitted(EAGLE, source, target, lambda *x: fit(_eagle(*x)))
   if not seed.isdecimal():
     raise ValueError(f'eagle {source}: must be random:SEED, as in random:0')
+  return target.once(
+    (EAGLE, os.fspath(source)), lambda: fit(_drawn(int(seed), target))
+  )
+
+
+def _drawn(seed: int, target: load.LanguageModel) -> Eagle:
+  """Draws a layer over the target's last one; only its speed is right."""
   taps = (target.config.depth - 1,)
-  layer = eagle.init(eagle.settings(target.config, taps), int(seed))
+  layer = eagle.init(eagle.settings(target.config, taps), seed)
   return Eagle(taps, jax.device_get(layer), np.arange(target.ids), {})
-
-
-def fit_eagle(
-  draft: Eagle, source: str | os.PathLike, target: load.LanguageModel
-) -> tuple[eagle.EagleConfig, types.Params]:
-  """Returns (config, weights.draft), on the target's devices. source: for error
-  messages."""
-  config = check_eagle(draft, source, target)
-  return eagle_folder.placed(config, draft.layer, draft.ids, target)
 
 
 def check_eagle(

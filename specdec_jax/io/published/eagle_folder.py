@@ -63,7 +63,8 @@ def fit(
   form: reads a claim from config.json; None: in the forms of EAGLE.
   reading: answers to `questions`; (): all is as the folder claims.
   """
-  claim, arrays = _claimed(folder, where, target, form, reading)
+  read = _claimed(folder, where, target, form)
+  claim, arrays = claims.read_as(*read, target.config.depth, reading)
   config = _config(folder / 'config.json', claim, arrays, target)
   _check_target(where, config, claim, target)
   places = _places(where, config, arrays)
@@ -118,25 +119,20 @@ def paths(folder: pathlib.Path) -> list[pathlib.Path]:
   return [settings, *hf.weight_files(folder)]
 
 
-def _claimed(
-  folder: pathlib.Path,
-  where: str,
-  target: load.LanguageModel,
-  form: Form | None = None,
-  reading: claims.Reading = (),
-) -> tuple[claims.Claim, Arrays]:
-  raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
-  depth = target.config.depth
-  claim = (form or _claim)(where, raw, arrays, depth)
-  return claims.read_as(claim, arrays, depth, reading)
-
-
 def questions(
   folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
 ) -> tuple[tuple[str, ...], ...]:
   """Returns what a folder leaves open, for drafters.readings."""
   claim, _ = _claimed(folder, where, target, form)
   return tuple(tuple(x) for x in claims.questions(claim, target.config.depth))
+
+
+def _claimed(
+  folder: pathlib.Path, where: str, target: load.LanguageModel, form=None
+) -> tuple[claims.Claim, Arrays]:
+  raw, arrays = files.read_json(folder / 'config.json'), _arrays(folder)
+  claim = (form or _claim)(where, raw, arrays, target.config.depth)
+  return claim, arrays
 
 
 # --- what a config.json claims -----------------------------------------------
