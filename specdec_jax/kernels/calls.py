@@ -177,8 +177,8 @@ def attend(
   call = jax.ffi.ffi_call('specdec_attend', out, input_output_aliases=aliases)
   y, *cache = call(
     qkv_BTF.reshape(B * T, -1),
-    _angles(cos, B, T),
-    _angles(sin, B, T),
+    _whole(cos, (B, T, 1, C // 2)),
+    _whole(sin, (B, T, 1, C // 2)),
     slots_BT.astype(jnp.int32),
     jnp.broadcast_to(mask_BTS, (B, T, S)),
     *(given(norms[i].scale if norms else None) for i in range(2)),
@@ -193,16 +193,9 @@ def attend(
   return [y.reshape(B, T, -1), *cache]
 
 
-def _angles(x: Array | None, B: int, T: int) -> Array:
-  """Lays out cos or sin as a row for each token, in float32 under x64 too."""
-  if x is None:
-    return given(x)
-  spread = jnp.broadcast_to(x, (B, T, 1, x.shape[-1])).astype(jnp.float32)
-  return spread.reshape(B * T, -1)
-
-
 def _whole(x: Array | None, shape: tuple[int, ...]) -> Array:
-  """Broadcasts an argument: the kernel reads every number."""
+  """Broadcasts an argument, in float32 under x64 too: the kernel reads every
+  number."""
   if x is None:
     return given(x)
   return jnp.broadcast_to(x, shape).astype(jnp.float32)

@@ -1,5 +1,6 @@
 """Compiles the CPU kernels, once a machine, with the system's C compiler."""
 
+import atexit
 import ctypes
 import functools
 import hashlib
@@ -92,7 +93,6 @@ def _warn(why: str) -> None:  # once, however often it is asked
 
 # XLA takes a library once in a process; it stays loaded.
 _loaded: dict[Library, ctypes.CDLL] = {}
-_kept: list[tempfile.TemporaryDirectory] = []
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def _built(
     if path.exists():
       return path
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = tempfile.TemporaryDirectory(dir=folder)
+    part = tempfile.TemporaryDirectory(dir=folder)
   except OSError as error:
     logging.warning(
       'the compiled CPU kernels cannot be kept in %s (%s) and are compiled at '
@@ -169,26 +169,17 @@ def _built(
       *(folder, error.strerror or error),
     )
     # Loaded from there, it must stay until the process ends.
-    temporary = tempfile.TemporaryDirectory()
-    _kept.append(temporary)
-    return _compiled(command, temporary)
-  with temporary:
-    made = _compiled(command, temporary)
+    own = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, own, ignore_errors=True)
+    path = pathlib.Path(own) / path.name
+    part = tempfile.TemporaryDirectory(dir=own)
+  with part:
+    made = pathlib.Path(part.name) / 'made.so'
+    command += ['-o', str(made)]
+    subprocess.run(
+      command, check=True, capture_output=True, text=True, timeout=120
+    )
     # A library that is cut would end the process with SIGBUS, at every start.
     with open(made, 'rb') as f:
       os.fsync(f.fileno())
     return made.replace(path)
-
-
-def _compiled(
-  command: list[str], folder: tempfile.TemporaryDirectory
-) -> pathlib.Path:
-  made = pathlib.Path(folder.name) / 'rows.so'
-  subprocess.run(
-    [*command, '-o', str(made)],
-    check=True,
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  return made

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import program
-from specdec_jax.kernels import calls, library
+from specdec_jax.kernels import calls
 from specdec_jax.models import attention, layers, weights
 from specdec_jax.models import cache as kv
 from tests import fakes
@@ -23,8 +22,7 @@ ROWS = (1, 2, 3, 5, 8, 12, 13, 16, 40, 130)
 
 @pytest.fixture(autouse=True, scope='module')
 def compiled():
-  if why := library.load(program.cache_folder()):
-    pytest.skip(why)
+  tiny.needs_kernels()
 
 
 def normal(seed, *shape):

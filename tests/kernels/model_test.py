@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specdec_jax import forward, program, types
-from specdec_jax.kernels import library
+from specdec_jax import forward, types
 from specdec_jax.models import cache as cache_lib
 from specdec_jax.models import config as model_config
 from specdec_jax.models import convert, lm
 from tests import fakes
+from tests.io import tiny
 from tests.models import lm_test
 
 WIDTHS = (1, 2, 5, 16)
@@ -30,8 +30,7 @@ SIZES = [
 
 @pytest.fixture(autouse=True, scope='module')
 def compiled():
-  if why := library.load(program.cache_folder()):
-    pytest.skip(why)
+  tiny.needs_kernels()
 
 
 def copied(params):
