@@ -2,8 +2,9 @@
 
   python tests/io/golden/make.py [NAME ...]
 
-Each folder is what save_pretrained writes for a tiny random model in bfloat16,
-and logits.npz: tokens [2, 24] and the float32 logits of those weights. Those of
+Each folder is what save_pretrained writes for a tiny random model in bfloat16
+of the config.json there, in which Q and O are square, to catch transposes; and
+logits.npz: tokens [2, 24] and the float32 logits of those weights. Those of
 encoder-decoders also have sources [2, 37], their lengths, more tokens than the
 farthest relative position, and the text that greedy decoding gives; and sources
 of 512 tokens and of one, with the logits of eight tokens.
@@ -31,135 +32,21 @@ import transformers
 
 HERE = pathlib.Path(__file__).parent
 DEFAULTS = HERE.parents[2] / 'specdec_jax/io/config_json/defaults.json'
-COMMON = dict(
-  vocab_size=64,
-  hidden_size=32,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  intermediate_size=48,
-  max_position_embeddings=128,
-)
-LLAMA3 = dict(
-  rope_type='llama3',
-  rope_theta=10000.0,
-  factor=8.0,
-  low_freq_factor=1.0,
-  high_freq_factor=4.0,
-  original_max_position_embeddings=64,
-)
-LOCAL = 'sliding_attention'
-NO_IDS = dict(pad_token_id=None, eos_token_id=None, bos_token_id=None)
-# A window that is shorter than the tokens, and caps that bend.
-GEMMA = dict(
-  num_key_value_heads=2,
-  head_dim=8,
-  hidden_activation='gelu_pytorch_tanh',
-  sliding_window=8,
-  attn_implementation='eager',
-)
-
-
-T5 = dict(
-  vocab_size=64,
-  d_model=32,
-  d_kv=8,
-  d_ff=48,
-  num_layers=2,
-  num_decoder_layers=3,
-  num_heads=4,
-)
-
-
+MODELS = (
+  'llama', 'qwen2', 'qwen3', 'gpt2', 'phi3', 'olmo2', 'gemma2', 'gemma3', 't5',
+  't5_gated',
+)  # fmt: skip
+VOCAB = 64
 DERIVED = ('dense_act_fn', 'is_gated_act', 'scale_decoder_outputs')
-
-
-def models():
-  """Name -> (model class, config); Q and O are square, to catch transposes."""
-  t = transformers
-  return {
-    'llama': (
-      t.LlamaForCausalLM,
-      t.LlamaConfig(
-        **COMMON,
-        num_key_value_heads=2,
-        rope_parameters=LLAMA3,
-        tie_word_embeddings=False,
-      ),
-    ),
-    'qwen2': (
-      t.Qwen2ForCausalLM,
-      t.Qwen2Config(**COMMON, num_key_value_heads=2, tie_word_embeddings=True),
-    ),
-    'qwen3': (
-      t.Qwen3ForCausalLM,
-      t.Qwen3Config(
-        **COMMON,
-        num_key_value_heads=4,
-        head_dim=16,
-        tie_word_embeddings=False,
-      ),
-    ),
-    'gpt2': (
-      t.GPT2LMHeadModel,
-      t.GPT2Config(
-        vocab_size=64,
-        n_embd=32,
-        n_layer=2,
-        n_head=4,
-        n_inner=48,
-        n_positions=128,
-        bos_token_id=None,
-        eos_token_id=None,
-      ),
-    ),
-    'phi3': (
-      t.Phi3ForCausalLM,
-      t.Phi3Config(**COMMON, num_key_value_heads=2, sliding_window=7, **NO_IDS),
-    ),
-    'olmo2': (
-      t.Olmo2ForCausalLM,
-      t.Olmo2Config(**COMMON, num_key_value_heads=2, **NO_IDS),
-    ),
-    'gemma2': (
-      t.Gemma2ForCausalLM,
-      t.Gemma2Config(
-        **COMMON,
-        **GEMMA,
-        query_pre_attn_scalar=12,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=3.0,
-      ),
-    ),
-    'gemma3': (
-      t.Gemma3ForCausalLM,
-      t.Gemma3TextConfig(
-        **COMMON | dict(num_hidden_layers=3),
-        **GEMMA,
-        query_pre_attn_scalar=8,
-        layer_types=[LOCAL, 'full_attention', LOCAL],
-        rope_parameters=dict(
-          sliding_attention=dict(rope_type='default', rope_theta=10000.0),
-          full_attention=dict(
-            rope_type='linear', rope_theta=1000000.0, factor=8.0
-          ),
-        ),
-      ),
-    ),
-    't5': (t.T5ForConditionalGeneration, t.T5Config(**T5)),
-    't5_gated': (
-      t.T5ForConditionalGeneration,
-      t.T5Config(
-        **T5, feed_forward_proj='gated-gelu', tie_word_embeddings=False
-      ),
-    ),
-  }
 
 
 def build(name: str, seed: int = 0):
   """(model in bfloat16 weights, arrays of logits.npz)."""
   torch.manual_seed(seed)
-  make, config = models()[name]
-  model = make(config).eval()
+  config = transformers.AutoConfig.from_pretrained(
+    HERE / name, attn_implementation='eager'
+  )
+  model = getattr(transformers, config.architectures[0])(config).eval()
   if name == 't5_gated':
     # transformers 5 ties every T5; published ones have a head of their own.
     model.config.tie_word_embeddings = False
@@ -178,25 +65,25 @@ def build(name: str, seed: int = 0):
 
 
 def _decoder(model):
-  tokens = torch.randint(0, COMMON['vocab_size'], (2, 24))
+  tokens = torch.randint(0, VOCAB, (2, 24))
   return dict(tokens=tokens, logits=model(tokens).logits)
 
 
 def _encoder_decoder(model):
-  source = torch.randint(2, T5['vocab_size'], (2, 37))
+  source = torch.randint(2, VOCAB, (2, 37))
   lengths = torch.tensor([37, 20])
   read = dict(
     input_ids=source,
     attention_mask=(torch.arange(37)[None] < lengths[:, None]).long(),
   )
-  tokens = torch.randint(0, T5['vocab_size'], (2, 160))
+  tokens = torch.randint(0, VOCAB, (2, 160))
   tokens[:, 0] = 0
   greedy = torch.zeros((2, 1), dtype=torch.long)
   for _ in range(24):
     logits = model(**read, decoder_input_ids=greedy, use_cache=False).logits
     greedy = torch.cat([greedy, logits[:, -1:].argmax(-1)], 1)
   logits = model(**read, decoder_input_ids=tokens, use_cache=False).logits
-  far = torch.randint(2, T5['vocab_size'], (2, 512))
+  far = torch.randint(2, VOCAB, (2, 512))
   far_lengths = torch.tensor([512, 1])
   far_logits = model(
     input_ids=far,
@@ -278,7 +165,7 @@ def variants():
   # Norms, softmax and frequencies in float64 too, where they ask for float32.
   torch.float = torch.float32 = torch.float64
   torch.Tensor.float = torch.Tensor.double
-  tokens = torch.arange(24)[None] * 7 % COMMON['vocab_size']
+  tokens = torch.arange(24)[None] * 7 % VOCAB
   out = dict(tokens=tokens.numpy())
   for name, (base, changes) in given.items():
     with tempfile.TemporaryDirectory() as there:
@@ -317,7 +204,7 @@ def defaults():
 
 def main():
   others = dict(spiece=spiece, variants=variants, defaults=defaults)
-  for name in sys.argv[1:] or [*models(), *others]:
+  for name in sys.argv[1:] or [*MODELS, *others]:
     if name in others:
       others[name]()
       continue

@@ -13,43 +13,16 @@ import numpy as np
 D, V, R = 16, 40, 12
 
 
-def config(kind: str, algorithm: str, *, depth: int, steps: int):
-  """What every config of speculators is given of a draft and its target."""
-  import speculators
-  import transformers
-  from speculators.proposals import greedy
-
-  layers = getattr(transformers, f'{kind}Config')(
-    vocab_size=V,
-    hidden_size=D,
-    intermediate_size=24,
-    num_hidden_layers=depth,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=8,
-    max_position_embeddings=64,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=False,
-    rope_parameters=dict(rope_type='default', rope_theta=5000.0),
-  )
-  layers._attn_implementation = 'eager'
-  whole = speculators.SpeculatorsConfig(
-    algorithm=algorithm,
-    proposal_methods=[
-      greedy.GreedyTokenProposalConfig(speculative_tokens=steps)
-    ],
-    default_proposal_method='greedy',
-    verifier=speculators.VerifierConfig(
-      name_or_path=None, architectures=['LlamaForCausalLM']
-    ),
-  )
-  return dict(transformer_layer_config=layers, speculators_config=whole)
+def folders(here: pathlib.Path) -> list[str]:
+  """The golden folders beside a maker."""
+  return sorted(x.parent.name for x in here.glob('*/config.json'))
 
 
 def drawn(model, config, *, rounded: bool = True):
   """A random model of a config; rounded: its weights to bfloat16."""
   import torch
 
+  config.transformer_layer_config._attn_implementation = 'eager'
   torch.manual_seed(0)
   made = model(config)
   with torch.no_grad():

@@ -3,10 +3,10 @@
   python -m tests.io.golden.dflash.make
 
 Each folder is what save_pretrained writes for a tiny random DFlash in bfloat16
-beside a target of four layers; logits.npz has tokens [T], features [T, n D] of
-these tokens, the target's embedding and head [V, D], and for each folder the
-logits [A, size, R] of those weights in float64: entry [a, j] is of the j-th
-token of the block that begins with token a.
+of the config.json there, beside a target of four layers; logits.npz has tokens
+[T], features [T, n D] of these tokens, the target's embedding and head [V, D],
+and for each folder the logits [A, size, R] of those weights in float64: entry
+[a, j] is of the j-th token of the block that begins with token a.
 """
 
 import pathlib
@@ -14,42 +14,32 @@ import pathlib
 import numpy as np
 
 from tests.io.golden import speculating
-from tests.io.golden.speculating import D, R, V
+from tests.io.golden.speculating import D, V
 
 HERE = pathlib.Path(__file__).parent
-T, SIZE, MASK, TAPS = 11, 4, 37, (1, 3)
-FOLDERS = {
-  'masks': dict(draft_vocab_size=V),
-  'anchor': dict(draft_vocab_size=R, sample_from_anchor=True),
-}
+T, TAPS = 11, 2
 
 
 def inputs():
   """tokens, features, embed and head."""
   rng = np.random.default_rng(1)
-  wide = rng.normal(size=(T, len(TAPS) * D)), *rng.normal(size=(2, V, D))
+  wide = rng.normal(size=(T, TAPS * D)), *rng.normal(size=(2, V, D))
   features, embed, head = (x.astype(np.float32) for x in wide)
   tokens = rng.integers(0, V, T).astype(np.int32)
   return dict(tokens=tokens, features=features, embed=embed, head=head)
 
 
-def model(**settings):
+def model(name: str):
   """A random DFlashDraftModel, its weights rounded to bfloat16."""
   import torch
   from speculators.models import dflash
 
-  config = dflash.DFlashSpeculatorConfig(
-    **speculating.config('Qwen3', 'dflash', depth=2, steps=3),
-    block_size=SIZE,
-    mask_token_id=MASK,
-    aux_hidden_state_layer_ids=list(TAPS),
-    **settings,
-  )
+  config = dflash.DFlashSpeculatorConfig.from_pretrained(HERE / name)
   made = speculating.drawn(dflash.DFlashDraftModel, config)
   given = inputs()
   with torch.no_grad():
     made.embed_tokens.weight.copy_(torch.tensor(given['embed']))
-    if settings['draft_vocab_size'] == V:
+    if config.draft_vocab_size == V:
       made.lm_head.weight.copy_(torch.tensor(given['head']))
     else:
       speculating.map_ids(made)
@@ -78,9 +68,9 @@ def logits(made, tokens, features) -> np.ndarray:
 def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Writes a folder for each model; {its name: logits}."""
   given, out = inputs(), {}
-  for name, settings in FOLDERS.items():
-    made, path = model(**settings), folder / name
-    speculating.save(made, path)
+  for name in speculating.folders(HERE):
+    made = model(name)
+    speculating.save(made, folder / name)
     out[name] = logits(made, given['tokens'], given['features'])
   return out
 

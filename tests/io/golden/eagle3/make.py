@@ -3,10 +3,10 @@
   python -m tests.io.golden.eagle3.make
 
 Each folder is what save_pretrained writes for a tiny random EAGLE-3 in bfloat16
-beside a target of ten layers; logits.npz has tokens [T], features [T, 3 D] of
-the tokens before them, and for each folder the logits [3, T, R] of those
-weights in float64: entry [k, t] follows token t + k, which was read beside the
-draft's own hidden states from t + 1 on.
+of the config.json there, beside a target of ten layers; logits.npz has tokens
+[T], features [T, 3 D] of the tokens before them, and for each folder the logits
+[3, T, R] of those weights in float64: entry [k, t] follows token t + k, which
+was read beside the draft's own hidden states from t + 1 on.
 """
 
 import pathlib
@@ -14,17 +14,9 @@ import pathlib
 import numpy as np
 
 from tests.io.golden import speculating
-from tests.io.golden.speculating import D, R, V
+from tests.io.golden.speculating import D, V
 
 HERE = pathlib.Path(__file__).parent
-KINDS = {'llama': 'Llama', 'qwen3': 'Qwen3'}
-FLAGS = {
-  'plain': {},
-  'residual': dict(norm_before_residual=True),
-  'joined': dict(norm_before_fc=True),
-  'each_fed': dict(fc_norm=True, norm_output=True),
-  'residual_fed': dict(norm_before_residual=True, norm_output=True),
-}
 T, STEPS = 9, 3
 
 
@@ -35,17 +27,11 @@ def inputs():
   return rng.integers(0, V, T).astype(np.int32), features
 
 
-def model(kind: str, flags: dict):
+def model(name: str):
   """A random Eagle3DraftModel, its weights rounded to bfloat16."""
   from speculators.models import eagle3
 
-  depth = 2 if flags.get('norm_before_fc') else 1
-  config = eagle3.Eagle3SpeculatorConfig(
-    **speculating.config(KINDS[kind], 'eagle3', depth=depth, steps=STEPS),
-    draft_vocab_size=R,
-    eagle_aux_hidden_state_layer_ids=[2, 5, 9],
-    **flags,
-  )
+  config = eagle3.Eagle3SpeculatorConfig.from_pretrained(HERE / name)
   made = speculating.drawn(eagle3.Eagle3DraftModel, config)
   speculating.map_ids(made)
   return made
@@ -72,11 +58,10 @@ def logits(made, tokens, features) -> np.ndarray:
 def make(folder: pathlib.Path) -> dict[str, np.ndarray]:
   """Writes a folder for each model; {its name: logits}."""
   out = {}
-  for kind in KINDS:
-    for name, flags in FLAGS.items():
-      made, path = model(kind, flags), folder / f'{kind}_{name}'
-      speculating.save(made, path)
-      out[path.name] = logits(made, *inputs())
+  for name in speculating.folders(HERE):
+    made = model(name)
+    speculating.save(made, folder / name)
+    out[name] = logits(made, *inputs())
   return out
 
 

@@ -34,10 +34,20 @@ def inputs():
 def model():
   """A random MTPDraftModel."""
   import torch
+  import transformers
   from speculators.models import mtp
 
-  shared = speculating.config('Qwen3', 'mtp', depth=1, steps=1)
-  config = mtp.MTPSpeculatorConfig(**shared)
+  greedy = dict(proposal_type='greedy', speculative_tokens=1)
+  about = dict(
+    algorithm='mtp',
+    proposal_methods=[greedy],
+    default_proposal_method='greedy',
+    verifier=dict(name_or_path=None, architectures=['LlamaForCausalLM']),
+  )
+  layers = transformers.AutoConfig.from_pretrained(HERE)
+  config = mtp.MTPSpeculatorConfig(
+    transformer_layer_config=layers, speculators_config=about
+  )
   made = speculating.drawn(mtp.MTPDraftModel, config, rounded=False)
   given = inputs()
   with torch.no_grad():
