@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import pathlib
-import resource
 import shutil
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from specdec_jax.io import checkpoint
-from tests.io import saved
+from tests.io import files_test, saved
 
 SMALL = {'x': np.arange(3, dtype=np.int32)}
 
@@ -211,15 +210,10 @@ def test_a_write_that_fails_is_one_sentence_and_loses_nothing(folder, caplog):
   big = {'x': jnp.asarray(np.random.default_rng(0).normal(size=100_000))}
   before = {p: p.read_bytes() for p in saved.all_files(folder)}
   c = checkpoint.Checkpoints(folder)
-  _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-  # The kernel refuses what goes beyond: no space of this file's own.
-  resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-  try:
+  with files_test.small_files(100_000):
     c.save(3, big, {})
     with pytest.raises(checkpoint.Unsaved) as error:
       c.wait()
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
   text = str(error.value)
   assert text.startswith(f'{folder}: step 3 could not be saved: ')
   assert 'File too large' in text and '\n' not in text

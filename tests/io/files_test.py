@@ -29,10 +29,11 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 @contextlib.contextmanager
-def small_files():
-  """Under a limit of 9 bytes a file, as `ulimit -f` sets one."""
+def small_files(size):
+  """Under a limit of so many bytes a file, as `ulimit -f` sets one: the kernel
+  refuses what goes beyond."""
   before = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (9, before[1]))
+  resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
   try:
     yield
   finally:
@@ -43,7 +44,7 @@ def test_a_file_that_may_not_grow_is_named(tmp_path):
   """Whether it is written at once or line by line, and closed after that."""
   for name in ('whole', 'lines'):
     path, text = tmp_path / name, 'longer than nine bytes'
-    with small_files(), pytest.raises(OSError) as found:
+    with small_files(9), pytest.raises(OSError) as found:
       if name == 'whole':
         files.write(path, text)
       else:

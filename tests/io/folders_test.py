@@ -109,8 +109,8 @@ def test_a_file_of_a_folder_stands_for_it(tmp_path, name):
   assert opened.label == tmp_path.name
 
 
-def rename(folder, old, new):
-  (folder / old).rename(folder / new)
+def moved(old, new):
+  return lambda folder: (folder / old).rename(folder / new)
 
 
 def arrays(change):
@@ -148,24 +148,21 @@ OUTSIDE = ('../secret.safetensors', '/etc/x.safetensors', 'a\\b', 'x.bin', '..')
       lambda x: (x / 'adapter_config.json').write_text('{}'),
       'an adapter, .*merge_and_unload.*move the adapter else',
     ),
-    (lambda x: rename(x, hf.SINGLE, 'adapter_model.safetensors'), 'an adapter'),
-    (lambda x: rename(x, hf.SINGLE, 'x.safetensors'), "here are .'x.safetenso"),
+    (moved(hf.SINGLE, 'adapter_model.safetensors'), 'an adapter'),
+    (moved(hf.SINGLE, 'x.safetensors'), "here are .'x.safetensors'"),
     (
-      lambda x: rename(x, hf.SINGLE, 'consolidated.00.pth'),
+      moved(hf.SINGLE, 'consolidated.00.pth'),
       "or from pytorch_model.bin or .*here are .'consolidated.00.pth'",
     ),
     (
-      lambda x: rename(x, hf.SINGLE, 'pytorch_model.bin'),
+      moved(hf.SINGLE, 'pytorch_model.bin'),
       'pytorch_model.bin: cannot be read: File is not a zip file; give what',
     ),
     (
-      lambda x: rename(x, 'tokenizer.json', 'tokenizer.model'),
+      moved('tokenizer.json', 'tokenizer.model'),
       'no tokenizer.json; .*tokenizer.model.*AutoTokenizer.*save_pretrained',
     ),
-    (
-      lambda x: rename(x, 'config.json', 'c'),
-      'config.json: no such file; a mo',
-    ),
+    (moved('config.json', 'c'), 'config.json: no such file; a model folder'),
     (content('config.json', lambda _: b'[' * 100_000), 'config.json: not JSON'),
     (
       lambda x: tiny.write_folder(x, tiny.config(vocab=258)),

@@ -1,13 +1,12 @@
 """GGUF files: the same model as the Hugging Face form, or one clear message."""
 
-import dataclasses
 import struct
 
 import gguf
 import numpy as np
 import pytest
 
-from specdec_jax.io import sources
+from specdec_jax.io import sources, tokenizer
 from specdec_jax.io.gguf import container
 from specdec_jax.models import attention, rope
 from specdec_jax.models import config as model_config
@@ -30,28 +29,25 @@ def test_equals_the_hugging_face_form(tmp_path, arch, changes, tied):
   same = {**vars(gg.config), 'norm_eps': hf.config.norm_eps}
   assert model_config.LMConfig(**same) == hf.config
   tiny.check_equal(gg.params, hf.params)
+  tokenizer.check_same(gg.tokenizer, hf.tokenizer)
+  ids = hf.tokenizer.encode('<|im_start|>wörld 123\n\n  日本 🙂<|im_end|>')
+  assert gg.tokenizer.decode(ids) == hf.tokenizer.decode(ids)
 
 
 def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path):
-  c = tiny.config(
-    head_dim=16,
-    rope_theta=500000.0,
-    rope_scaling=model_config.RopeScaling(factor=32.0),
-  )
-  plain = dataclasses.replace(c, rope_scaling=None)
-  plain, slow = map(attention.inverse_frequencies, (plain, c))
+  sizes = dict(head_dim=16, rope_theta=500000.0)
+  c = tiny.config(**sizes, rope_scaling=rope.RopeScaling(factor=32.0))
+  plain, slow = map(attention.inverse_frequencies, (tiny.config(**sizes), c))
   divisors = np.asarray(plain / slow)
   assert {1, 32} < set(divisors.tolist())  # and others between them
   add = lambda w: w.add_tensor('rope_freqs.weight', divisors)
-  path = tiny.write_gguf(tmp_path / 'm.gguf', c, extra=[add])
-  assert tiny.read(path).config.rope_scaling == c.rope_scaling
+  assert settings_of(tmp_path, add, **sizes).rope_scaling == c.rope_scaling
 
 
-def scaled(path, *add, arch='llama', **changes):
-  """rope_scaling of a file with these fields or tensors more."""
-  path = tiny.write_gguf(
-    path / 'm.gguf', tiny.config(**changes), arch, extra=add
-  )
+def settings_of(folder, *add, arch='llama', **changes):
+  """Those of a file with these fields or tensors more."""
+  path, c = folder / 'm.gguf', tiny.config(**changes)
+  tiny.write_gguf(path, c, arch, extra=add)
   return sources.open_source(str(path)).config
 
 
@@ -91,7 +87,7 @@ YARN = [
 )
 def test_scalings_are_those_of_llama_cpp(tmp_path, add, scaling):
   """A factor without a type is linear; YaRN begins with the context."""
-  c = scaled(tmp_path, *add)
+  c = settings_of(tmp_path, *add)
   assert c.rope_scaling == scaling
   longer = isinstance(scaling, rope.Yarn) and scaling.original_context == 128
   assert c.context == (512 if longer else 128)
@@ -147,9 +143,7 @@ def test_the_largest_gemma_scales_its_queries_otherwise(
   tmp_path, arch, depth, scaled_by
 ):
   """By width / heads, where the others have the size of a head (llama.cpp)."""
-  c = tiny.config(width=32, heads=4, head_dim=16, kv_heads=2, depth=depth)
-  path = tiny.write_gguf(tmp_path / 'm.gguf', c, arch)
-  found = sources.open_source(str(path)).config
+  found = settings_of(tmp_path, arch=arch, head_dim=16, depth=depth)
   assert found.query_scale == {'heads': 8, 'head': 16}[scaled_by] ** -0.5
 
 
@@ -158,14 +152,13 @@ def test_the_largest_gemma_scales_its_queries_otherwise(
 )
 def test_absent_soft_caps_are_those_of_the_family(tmp_path, arch, caps):
   """llama.cpp reads both as optional; Gemma 2 never goes without."""
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config(), arch)
-  c = sources.open_source(str(path)).config
+  c = settings_of(tmp_path, arch=arch)
   assert (c.attn_softcap, c.logit_softcap) == caps
 
 
 def test_fields_that_change_nothing_are_passed_over(tmp_path):
-  plain = scaled(tmp_path)
-  assert plain == scaled(
+  plain = settings_of(tmp_path)
+  assert plain == settings_of(
     tmp_path,
     lambda w: w.add_vocab_size(320),
     lambda w: w.add_causal_attention(True),
@@ -177,6 +170,13 @@ def test_fields_that_change_nothing_are_passed_over(tmp_path):
   )
 
 
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  """The bytes of a file."""
+  path = tmp_path_factory.mktemp('whole') / 'm.gguf'
+  return tiny.write_gguf(path, tiny.config()).read_bytes()
+
+
 def refused(path, data):
   path.write_bytes(data)
   with pytest.raises(ValueError) as e:
@@ -185,9 +185,8 @@ def refused(path, data):
   return str(e.value)
 
 
-def test_other_files_are_recognised(tmp_path):
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  whole = path.read_bytes()
+def test_other_files_are_recognised(tmp_path, whole):
+  path = tmp_path / 'm.gguf'
   assert 'not a GGUF' in refused(path, b'')
   assert 'cut' in refused(path, b'GGUF')
   assert 'not a GGUF' in refused(path, b'PK\3\4' + whole[4:])
@@ -204,18 +203,14 @@ def test_other_files_are_recognised(tmp_path):
 
 @pytest.mark.parametrize('at', [8, 16])
 @pytest.mark.parametrize('count', [1 << 20, 1 << 40, (1 << 64) - 1])
-def test_huge_counts_allocate_nothing(tmp_path, at, count):
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  whole = path.read_bytes()
+def test_huge_counts_allocate_nothing(tmp_path, whole, at, count):
   data = whole[:at] + struct.pack('<Q', count) + whole[at + 8 :]
-  assert 'cut or damaged' in refused(path, data)
+  assert 'cut or damaged' in refused(tmp_path / 'm.gguf', data)
 
 
-def test_every_cut_is_refused(tmp_path):
-  path = tiny.write_gguf(tmp_path / 'm.gguf', tiny.config())
-  whole = path.read_bytes()
+def test_every_cut_is_refused(tmp_path, whole):
   for keep in [*range(0, 200, 7), *range(200, len(whole), len(whole) // 40)]:
-    refused(path, whole[:keep])
+    refused(tmp_path / 'm.gguf', whole[:keep])
 
 
 def test_damaged_headers_give_one_message_or_load(tmp_path):

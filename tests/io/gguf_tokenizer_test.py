@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from specdec_jax.io import sources, tokenizer
 from specdec_jax.io.gguf import container, vocabulary
-from tests.io import tiny
 
 TEXT = 'hello, wörld 123\n\n  he 日本 🙂 end'
 
@@ -302,15 +300,3 @@ def test_gguf_sentencepiece_runs_of_spaces_and_lines_are_tokens(tmp_path):
   pieces = [t.inner.id_to_token(i) for i in ids]
   assert pieces == ['he', '  ', 'l', '\n\n', 'o', '▁', 'e']
   assert t.decode(ids) == 'he  l\n\no e'
-
-
-def test_gguf_and_folder_tokenizers_agree(tmp_path):
-  c = tiny.config()
-  a = sources.open_source(str(tiny.write_folder(tmp_path / 'hf', c))).tokenizer
-  b = sources.open_source(
-    str(tiny.write_gguf(tmp_path / 'm.gguf', c))
-  ).tokenizer
-  tokenizer.check_same(a, b)
-  for text in (TEXT, '<|im_start|>hello<|im_end|>'):
-    ids = a.encode(text)
-    assert b.decode(ids) == a.decode(ids)

@@ -123,18 +123,6 @@ def test_shards_and_bfloat16_files(tmp_path):
     np.testing.assert_array_equal(np.asarray(x, np.float32), wide[name])
 
 
-def test_scanned_layers_are_stacked(tmp_path):
-  c = tiny.config('qwen2')
-  tiny.write_folder(tmp_path, c, 'qwen2')
-  one = lm.flatten(tiny.read(tmp_path).params)
-  scanned = tiny.read(tmp_path, scan_layers=True)
-  many = lm.flatten(scanned.params)
-  assert many.keys() == lm.shapes(scanned.config).keys()
-  for name in ('attn/k/bias', 'mlp/up/kernel'):
-    apart = [one[f'layers/{i}/{name}'] for i in range(c.depth)]
-    np.testing.assert_array_equal(many[f'layers/{name}'], np.stack(apart))
-
-
 ONES = np.ones((2, 2), np.float32)
 IMAGES = {'vision_tower.x.weight': ONES}
 IMAGES['model.multi_modal_projector.norm.weight'] = ONES
@@ -144,8 +132,16 @@ OTHERS = {
     *('gpt2', 'transformer.', ''),
     {'h.0.attn.bias': ONES, 'h.1.attn.masked_bias': np.float32([-1e4])},
   ),
-  # As transformers writes a base model, and its version 4 frequencies.
-  'base': ('qwen2', 'model.', '', {'rotary_emb.inv_freq': np.ones(4)}),
+  # As transformers writes a base model, and its version 4 frequencies; trl a
+  # head of rewards.
+  'base': (
+    *('qwen2', 'model.', ''),
+    {
+      'rotary_emb.inv_freq': np.ones(4),
+      'layers.0.self_attn.rotary_emb.cos_cached': np.ones(4),
+      'v_head.summary.weight': np.ones((1, 32)),
+    },
+  ),
   # As transformers 4 and 5 name the weights of one that sees images.
   'inside': ('gemma3', 'model.', 'language_model.model.', IMAGES),
   'inner': ('gemma3', 'model.', 'model.language_model.', IMAGES),
@@ -216,14 +212,3 @@ def test_nested_settings_of_a_published_file():
     settings(nested)
   with pytest.raises(ValueError, match='text_config'):
     settings(LLAMA | dict(text_config=own))
-
-
-def test_arrays_that_change_nothing_are_passed_over(tmp_path):
-  c = tiny.config('qwen2')
-  weights = tiny.arrays(c)
-  # A tied head may be stored twice; transformers 4 stored frequencies.
-  weights[HEAD] = weights[TABLE].copy()
-  start = 'model.layers.0.self_attn.rotary_emb.'
-  weights |= {start + x: np.ones(4) for x in ('inv_freq', 'cos_cached')}
-  weights['v_head.summary.weight'] = np.ones((1, 32))  # trl's, of rewards
-  tiny.read(tiny.write_folder(tmp_path, c, 'qwen2', weights))

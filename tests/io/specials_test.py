@@ -9,23 +9,15 @@ import json
 import pytest
 import tokenizers
 
-from specdec_jax.io import tokenizer
 from tests.io import stream_test, tiny
 
 S, E = '<|s|>', '<|e|>'
 
 
-def write(folder, have, settings, **more):
-  """A folder whose tokenizer.json has bytes and these tokens."""
-  folder.mkdir(exist_ok=True)
-  tiny.byte_tokenizer(have, ()).save(str(folder / 'tokenizer.json'))
-  for name, value in {'tokenizer_config': settings, **more}.items():
-    (folder / f'{name}.json').write_text(json.dumps(value))
-  return folder
-
-
 def read(folder, have, settings, **more):
-  return tokenizer.from_folder(write(folder, have, settings, **more), 'here')
+  """Of a folder whose tokenizer.json has bytes and these tokens."""
+  inner = tiny.byte_tokenizer(have, ())
+  return tiny.tokenizer_of(folder, inner, settings, **more)
 
 
 def entry(text, **flags):
@@ -122,14 +114,11 @@ def test_a_named_token_that_tokenizer_json_calls_a_word(
   tmp_path, decoder, text
 ):
   """It is special, unless there is an added_tokens_decoder without it."""
-  settings = NAMED | (
-    {'added_tokens_decoder': decoder} if decoder is not None else {}
-  )
-  path = write(tmp_path, [S, E], settings) / 'tokenizer.json'
-  content = json.loads(path.read_text())
+  more = {} if decoder is None else {'added_tokens_decoder': decoder}
+  content = json.loads(tiny.byte_tokenizer([S, E], ()).to_str())
   content['added_tokens'][1]['special'] = False
-  path.write_text(json.dumps(content))
-  t = tokenizer.from_folder(tmp_path, 'here')
+  inner = tokenizers.Tokenizer.from_str(json.dumps(content))
+  t = tiny.tokenizer_of(tmp_path, inner, NAMED | more)
   assert t.eos_ids == (257,) and t.decode([87, 257]) == text
 
 
@@ -211,14 +200,9 @@ OLD = [[262, 2, 263], [259, 262], [262, 2, 263]]
 )
 def test_where_a_llamas_words_begin(tmp_path, family, settings, ids, text):
   """Golden: AutoTokenizer of transformers 5.24, without added tokens."""
-  llama2().save(str(tmp_path / 'tokenizer.json'))
   usual = dict(tokenizer_class='LlamaTokenizerFast', eos_token='</s>')
-  for name, value in (
-    ('config', {'model_type': family}),
-    ('tokenizer_config', usual | settings),
-  ):
-    (tmp_path / f'{name}.json').write_text(json.dumps(value))
-  t = tokenizer.from_folder(tmp_path, 'here')
+  config = dict(model_type=family)
+  t = tiny.tokenizer_of(tmp_path, llama2(), usual | settings, config=config)
   assert [t.encode(x) for x in ('a</s>b', '  a', 'a</s> b')] == ids
   assert t.encode('é\nb')[-4:] == [198, 172, 266, 261]
   assert t.decode(t.encode('  a')) == text
@@ -240,15 +224,9 @@ def test_mistrals_words_are_cut_where_the_settings_ask(
   inner = tiny.byte_tokenizer(())
   ids = inner.get_vocab() | {f'x{i}': i for i in range(258, size - 1)}
   ids['oW'] = size - 1
-  bpe = tokenizers.models.BPE(ids, [('o', 'W')])
-  inner.model = bpe
-  inner.save(str(tmp_path / 'tokenizer.json'))
-  for name, value in (
-    ('config', {'model_type': family}),
-    ('tokenizer_config', settings),
-  ):
-    (tmp_path / f'{name}.json').write_text(json.dumps(value))
-  t = tokenizer.from_folder(tmp_path, 'here')
+  inner.model = tokenizers.models.BPE(ids, [('o', 'W')])
+  config = dict(model_type=family)
+  t = tiny.tokenizer_of(tmp_path, inner, settings, config=config)
   assert (size - 1 in t.encode('helloWorld')) != cut
   assert t.decode(t.encode('helloWorld 日本')) == 'helloWorld 日本'
 

@@ -78,18 +78,6 @@ def narrow(weights):
     weights[name] = weights[name].astype(ml_dtypes.bfloat16)
 
 
-def test_a_matrix_without_a_kind_of_its_own_is_named(tmp_path, caplog):
-  folder = quantised_test.write(
-    tmp_path / 'model', 'gptq', finer, how=SORTED, **SMALL
-  )
-  with caplog.at_level('WARNING'):
-    load.load(str(folder), dtype='stored')
-  (line,) = (x for x in caplog.messages if 'kernel' in x)
-  assert line.endswith(
-    'GPTQ 4-bit in groups of 16: these matrices are read as float32'
-  )
-
-
 @pytest.mark.parametrize('all_kept', [True, False])
 def test_what_is_not_quantised_stays_bfloat16(tmp_path, all_kept):
   """But not beside what is dequantised, which would be rounded again."""
@@ -106,18 +94,20 @@ def test_what_is_not_quantised_stays_bfloat16(tmp_path, all_kept):
 
 
 @pytest.mark.parametrize(
-  'family, how, kinds',
+  'family, change, how, kinds',
   [
-    ('awq', dict(group=16), 'AWQ 4-bit in groups of 16'),
-    ('fp8', {}, 'FP8'),
-    ('nf4', {}, 'bitsandbytes nf4'),
-    ('nf4', dict(block=64), 'bitsandbytes nf4'),  # of another table
+    ('awq', None, dict(group=16), 'AWQ 4-bit in groups of 16'),
+    ('fp8', None, {}, 'FP8'),
+    ('nf4', None, {}, 'bitsandbytes nf4'),
+    ('nf4', None, dict(block=64), 'bitsandbytes nf4'),  # of another table
+    ('gptq', finer, SORTED, 'GPTQ 4-bit in groups of 16'),  # one alone
   ],
 )
-def test_a_folder_that_cannot_be_kept_is_dequantised(
-  tmp_path, caplog, family, how, kinds
+def test_matrices_that_cannot_be_kept_are_dequantised_and_named(
+  tmp_path, caplog, family, change, how, kinds
 ):
-  folder = quantised_test.write(tmp_path / 'model', family, how=how, **SMALL)
+  how = dict(how=how, **SMALL)
+  folder = quantised_test.write(tmp_path / 'model', family, change, **how)
   with caplog.at_level('WARNING'):
     m = load.load(str(folder), dtype='stored')
   (line,) = (x for x in caplog.messages if 'kernel' in x)
@@ -125,4 +115,4 @@ def test_a_folder_that_cannot_be_kept_is_dequantised(
     f'{folder}: no kernel here reads {kinds}: these matrices are read as '
     'float32'
   )
-  assert m.label.endswith(', dequantised)')
+  assert m.label.endswith(', stored)' if change else ', dequantised)')

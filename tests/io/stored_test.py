@@ -44,6 +44,13 @@ def blocks_of(kinds: dict[str, str]):
   return quantise
 
 
+def written(folder, quantise, **changes):
+  """A file of a Llama of SIZES: a.gguf."""
+  folder.mkdir(exist_ok=True)
+  c = tiny.config(**SIZES | changes)
+  return tiny.write_gguf(folder / 'a.gguf', c, quantise=quantise)
+
+
 # Family, sizes, kinds by parts of names, and what is not kept as it is: the
 # widths of k and v are no multiple of 32 in the second.
 CASES = {
@@ -67,15 +74,6 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
-def case(request, tmp_path):
-  family, sizes, kinds, _ = CASES[request.param]
-  c = tiny.config(family, **sizes)
-  path = tmp_path / f'{request.param}.gguf'
-  tiny.write_gguf(path, c, family, quantise=blocks_of(kinds))
-  return request.param, path
-
-
 def apart(m, n):
   """The largest difference of two models' logits, over n's largest logit."""
   tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (2, 40)))
@@ -86,8 +84,11 @@ def apart(m, n):
 
 
 @pytest.mark.more
-def test_has_the_values_and_nearly_the_logits_of_float32(case):
-  name, path = case
+@pytest.mark.parametrize('name', CASES)
+def test_has_the_values_and_nearly_the_logits_of_float32(tmp_path, name):
+  family, sizes, kinds, dense = CASES[name]
+  c, path = tiny.config(family, **sizes), tmp_path / f'{name}.gguf'
+  tiny.write_gguf(path, c, family, quantise=blocks_of(kinds))
   stored, plain = (load.load(path, dtype=x) for x in ('stored', 'float32'))
   assert stored.label == plain.label.replace('dequantised', 'stored')
   assert stored.digest == plain.digest
@@ -95,7 +96,6 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case):
     work.step_parameters(plain.params)
   )
   assert work.step_bytes(stored.params) < 0.7 * work.step_bytes(plain.params)
-  *_, dense = CASES[name]
   for key, x in lm.flatten(stored.params).items():
     if key in ('head', 'embed') or key.endswith('kernel'):
       kept = not isinstance(x, weights.Panels | jax.Array)
@@ -111,8 +111,7 @@ def test_has_the_values_and_nearly_the_logits_of_float32(case):
 
 def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
   """Bfloat16 of codes is a second rounding, of floats none."""
-  c = tiny.config('llama', **SIZES | dict(depth=1))
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_1)
+  path = written(tmp_path, Kind.Q4_1, depth=1)
   asked = (
     ('float32', 'auto', 'dequantised', 'float32'),
     ('bfloat16', 'auto', 'again bfloat16', 'bfloat16'),
@@ -131,11 +130,11 @@ def test_names_and_arithmetics_tell_every_rounding_apart(tmp_path):
     if name.startswith(('token_embd', 'output'))
     else (Kind.Q4_1, gguf.quantize(x, Kind.Q4_1))
   )
-  path = tiny.write_gguf(tmp_path / 'b.gguf', c, quantise=mixed)
+  path = written(tmp_path / 'b', mixed, depth=1)
   for dtype, kernels, name in (
-    ('float32', 'auto', 'b (F32)'),
-    ('bfloat16', 'auto', 'b (F32) (bfloat16)'),
-    ('stored', 'int8', 'b (F32) (int8 rows)'),
+    ('float32', 'auto', 'a (F32)'),
+    ('bfloat16', 'auto', 'a (F32) (bfloat16)'),
+    ('stored', 'int8', 'a (F32) (int8 rows)'),
   ):
     assert load.load(path, dtype=dtype, kernels=kernels).label == name
   floats = load.load('random:tiny', dtype='bfloat16')
@@ -150,8 +149,7 @@ def broken(name, x):
 
 @pytest.mark.more
 def test_rows_of_int8_are_coarser_and_as_exact(tmp_path):
-  c = tiny.config('llama', **SIZES)
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_1)
+  path = written(tmp_path, Kind.Q4_1)
   fine, coarse = (
     specdec_jax.load(path, dtype='stored', kernels=x) for x in ('auto', 'int8')
   )
@@ -165,8 +163,7 @@ def test_rows_of_int8_are_coarser_and_as_exact(tmp_path):
 
 def test_rows_of_int8_need_codes(tmp_path, monkeypatch):
   """Which is known before any weight is read."""
-  c = tiny.config(**SIZES)
-  other = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.MXFP4)
+  other = written(tmp_path, Kind.MXFP4)
   monkeypatch.setattr(load, 'read', None)
   for source, dtype in (('random:tiny', 'float32'), (other, 'stored')):
     with pytest.raises(ValueError) as caught:
@@ -180,8 +177,7 @@ def test_rows_of_int8_need_codes(tmp_path, monkeypatch):
 
 
 def test_a_damaged_block_is_refused(tmp_path):
-  c = tiny.config('llama', **SIZES | dict(tied=True))
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=broken)
+  path = written(tmp_path, broken, tied=True)
   with pytest.raises(ValueError, match='embd.weight has 1 scales that are not'):
     load.load(path)
 
@@ -198,8 +194,7 @@ def test_a_damaged_block_is_refused(tmp_path):
 def test_without_kernels_codes_are_numbers_and_said_to_be(
   tmp_path, caplog, monkeypatch, options, backend, dtype
 ):
-  c = tiny.config('llama', **SIZES)
-  path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=Kind.Q4_0)
+  path = written(tmp_path, Kind.Q4_0)
   monkeypatch.setattr(jax, 'default_backend', lambda: backend)
   with caplog.at_level('WARNING'):
     m = load.load(path, **options)
@@ -221,11 +216,10 @@ def test_floats_stay_as_they_are_stored_where_that_loses_nothing(
   tmp_path, form, kind, other
 ):
   """Half the bytes of float32, and on the kernels its logits, bit for bit."""
-  c = tiny.config('llama', **SIZES)
   if form == 'gguf':
-    quantise = blocks_of({'down': other, '': kind})
-    path = tiny.write_gguf(tmp_path / 'a.gguf', c, quantise=quantise)
+    path = written(tmp_path, blocks_of({'down': other, '': kind}))
   else:
+    c = tiny.config(**SIZES)
     of = lambda name: WHOLE[other if 'down' in name else kind]
     arrays = {name: x.astype(of(name)) for name, x in tiny.arrays(c).items()}
     path = tiny.write_folder(tmp_path / 'a', c, weights=arrays)

@@ -11,7 +11,7 @@ import safetensors.numpy
 import tokenizers
 
 from specdec_jax import forward, program
-from specdec_jax.io import hf, load, plan, sources
+from specdec_jax.io import hf, load, plan, sources, tokenizer
 from specdec_jax.kernels import library
 from specdec_jax.models import config as model_config
 from specdec_jax.models import lm
@@ -100,6 +100,16 @@ def byte_tokenizer(
   inner.decoder = tokenizers.decoders.ByteLevel()
   inner.add_special_tokens(list(specials))
   return inner
+
+
+def tokenizer_of(folder, inner, settings=None, **more):
+  """The tokenizer of a folder with this tokenizer.json, settings, and other
+  JSON files by their names."""
+  folder.mkdir(exist_ok=True)
+  inner.save(str(folder / 'tokenizer.json'))
+  for name, value in {'tokenizer_config': settings or {}, **more}.items():
+    (folder / f'{name}.json').write_text(json.dumps(value))
+  return tokenizer.from_folder(folder, 'here')
 
 
 def write_folder(folder, c, family='llama', weights=None, shards=1):
