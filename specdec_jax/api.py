@@ -213,11 +213,12 @@ def ask(
   if settings.prediction:
     guess = target.tokenizer.encode(settings.prediction)
     item = item._replace(prediction=guess)
-  new = requests.check(item, target, settings.max_new_tokens, context)
-  ends = settings.all_stop_ids(target)
-  return Asked(
-    item._replace(new=new, sampling=settings, stop_ids=ends), settings
+  item = item._replace(
+    new=requests.check(item, target, settings.max_new_tokens, context),
+    sampling=settings,
+    stop_ids=settings.all_stop_ids(target),
   )
+  return Asked(item, settings)
 
 
 def answers(

@@ -212,12 +212,10 @@ def audited(subject: base.Subject, dtype: str, amount: int):
       seed = 1000 * subject.seed + turn
       (prompt,) = base.ragged_prompts(1, world.vocab, seed)
       prompt = (prompt * 3)[: 1 + turn % 6]
-      request = base.make_request(
-        world, [prompt], NEW, length=LENGTH, request=[turn], **draws
-      )
+      (item,) = base.items(world, [prompt], [turn])
+      request = base.request_of([item], NEW, length=LENGTH, **draws)
       both = base.plain(world, request)
       both += base.texts(base.run(world, pair, request))
-      (item,) = base.items(world, [prompt], [turn])
       both = [records.Answer(item, x[len(prompt) :]) for x in both]
       found = audit.compare(world.target, target, [both], audit.Passes(*ran))
       if found.bugs:
