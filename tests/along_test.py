@@ -29,7 +29,7 @@ def made(name):
 
 
 @pytest.mark.parametrize(
-  'name', ['eagle', *(pytest.param(x, marks=MORE) for x in OTHERS)]
+  'name', ['eagle', 'lookup', *(pytest.param(x, marks=MORE) for x in OTHERS)]
 )
 def test_first_drafts_along_a_text_are_those_of_its_windows(name, x64):
   target, drafter, weights, _ = made(name)

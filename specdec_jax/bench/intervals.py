@@ -69,9 +69,7 @@ def speedups(
     means over repeats, above 0.
   level: how often all hold. prompts: different ones in all units.
   """
-  tokens_AG, seconds_AG = (
-    np.asarray(x, float) for x in (tokens_AG, seconds_AG)
-  )
+  tokens_AG, seconds_AG = np.array([tokens_AG, seconds_AG], float)
   sums = lambda x_AG: x_AG.sum(1, keepdims=True)
   over = lambda tokens, seconds: (tokens / seconds)[1:] / (tokens / seconds)[:1]
   value_A = over(sums(tokens_AG), sums(seconds_AG))[:, 0]

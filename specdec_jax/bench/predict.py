@@ -111,11 +111,10 @@ def _overlap(arm: plan_lib.Arm, group: plan_lib.Group, plain: decode.Output):
   engine, index_BL = arm.engine, np.indices(plain.tokens_BL.shape)[1]
   begin_B = np.array([len(x.tokens) for x in group.items])
   text = dict(tokens_BL=plain.tokens_BL, limit_B=plain.lengths_B)
-  request = group.full._replace(**text)
-  found = overlap(engine.weights, request, loop=engine.loop, q=engine.q)
+  given = engine.weights, group.full._replace(**text)
+  found = hosts.fetch(overlap(*given, loop=engine.loop, q=engine.q))
   text_BL = index_BL >= begin_B[:, None]
   text_BL &= index_BL < plain.lengths_B[:, None]
-  found = hosts.fetch(found)
   if isinstance(engine.q, types.Model):  # past its context it drafts nothing
     found = [x * (index_BL <= engine.q.context) for x in found]
   return [x[text_BL].astype(np.float64) for x in found]

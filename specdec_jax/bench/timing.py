@@ -288,18 +288,17 @@ def improvements(
   runs: on the same batches. whole: with both models' prefill, else decoding
     alone. level: how often all intervals hold.
   """
-  plain, *names = runs
-  unit_GU = intervals.units(runs[plain].kind_G)
+  plain = next(iter(runs.values()))
+  unit_GU = intervals.units(plain.kind_G)
   found = intervals.speedups(
     [x.tokens_G @ unit_GU for x in runs.values()],
     [(x.decoding_G + whole * x.prefill_G) @ unit_GU for x in runs.values()],
     level,
     # Copies that fill a batch are no further prompts.
-    int(runs[plain].prompts_G.sum()),
+    int(plain.prompts_G.sum()),
   )
-  return {plain: intervals.Interval(1.0, 1.0, 1.0)} | dict(
-    zip(names, found, strict=True)
-  )
+  one = intervals.Interval(1.0, 1.0, 1.0)
+  return dict(zip(runs, [one, *found], strict=True))
 
 
 def first_token(runs: Runs) -> float:

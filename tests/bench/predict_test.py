@@ -10,12 +10,10 @@ import pytest
 from specdec_jax import build, decode, metrics, requests, sampling, types
 from specdec_jax.bench import plan as plan_lib
 from specdec_jax.bench import predict
-from specdec_jax.certify import table_model
 from specdec_jax.costs import calibration
-from specdec_jax.drafters import early_exit, hybrid, lm, lookup
+from specdec_jax.drafters import early_exit, hybrid, lm
 from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
-from tests.drafters import windows
 
 
 def test_alpha_is_the_mean_overlap():
@@ -312,16 +310,3 @@ def test_means_are_over_the_text(monkeypatch, rule, want):
   """None of what a lossy rule does not say of itself."""
   found = alphas(monkeypatch, q=0, rule=rule)
   assert found == {'x': pytest.approx(want)}
-
-
-def test_walk_proposes_at_every_prefix():
-  tokens = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3]
-  request = requests.make(requests.items([tokens[:5]], new=6), length=16)
-  request.tokens_BL[0, : len(tokens)] = tokens
-  drafter = lookup.make(gamma=2, min_match=2, max_match=3)
-  loop = decode.Loop(table_model.make(16), drafter, reject.RULE)
-  weights = types.Weights(table_model.table(0, 16))
-  q_LV = np.asarray(windows.q_along(weights, request, loop=loop))[0]
-  # Index 6 follows [1 2]: 3 came next before; index 7 follows [1 2 3].
-  proposed = {i: int(q_LV[i].argmax()) for i in range(11) if q_LV[i].any()}
-  assert proposed == {6: 3, 7: 4, 10: 3}

@@ -32,6 +32,9 @@ def proposals(target, drafter, weights, request):
     state, info = programs.step(weights, request, state, info)
     inner, draft, _ = state.drafter
     state = state._replace(drafter=inner)
+    if draft.q_BKV is None:
+      q_BKV = jax.nn.one_hot(draft.tokens_BK, target.vocab)
+      draft = draft._replace(q_BKV=q_BKV)
     found = [np.asarray(x) for x in draft[:3]]
     for b in np.flatnonzero(live_B):
       seen.append((b, lengths_B[b], *(x[b] for x in found)))
