@@ -201,6 +201,7 @@ def test_without_kernels_codes_are_numbers_and_said_to_be(
   assert caplog.messages == [
     f'{path}: no kernel here reads Q4_0: these matrices are read as {dtype}'
   ]
+  assert not m.config.run.packed
   again = 'again bfloat16' if dtype == 'bfloat16' else 'dequantised'
   assert (m.label, m.arithmetic) == (f'a (Q4_0, {again})', dtype)
 

@@ -9,7 +9,7 @@ import sys
 import jax
 import pytest
 
-from specdec_jax import program, sharding
+from specdec_jax import program
 from specdec_jax.io import load
 from specdec_jax.kernels import library
 
@@ -124,18 +124,3 @@ def test_every_path_compiles_whatever_this_cpu_has(tmp_path, path, kind):
     lines = [line for line in text.splitlines() if name in line]
     assert bool(lines) == (name in instruction)
     assert all(vector in line for line in lines)
-
-
-def test_kernels_can_be_turned_off():
-  assert not load.load('random:tiny', kernels='xla').config.run.packed
-  message = "kernels='gpu': allowed are auto, int8, xla"
-  with pytest.raises(ValueError, match=message):
-    load.load('random:tiny', kernels='gpu')
-
-
-def test_only_a_single_cpu_gets_them(monkeypatch, tmp_path):
-  mesh = sharding.make_mesh(data=2, model=1)
-  assert not load.load('random:tiny', mesh=mesh).config.run.packed
-  monkeypatch.setattr(jax, 'default_backend', lambda: 'tpu')
-  assert not library.ready('auto', tmp_path)
-  assert not list(tmp_path.glob('rows-*'))
