@@ -72,7 +72,8 @@ enum {
   MOST = LANES == 16 ? 12 : LANES == 8 ? 6 : 3,
   HALF = WORDS ? MOST : (MOST + 1) / 2,
   STRIP = 2,
-  AHEAD = 4096
+  AHEAD = 4096,
+  TIMES = TABLE ? 2 : PARTS  // that a column's sums are begun
 };
 typedef uint8_t Bytes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t Words __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -86,20 +87,20 @@ INLINE Int dot(Int sum, Bytes w, Int x) {
   return (Int)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif LANES == 16 && defined(__AVX512BW__)
 #define PAIRS(w) _mm512_maddubs_epi16((__m512i)(w), (__m512i)x)
-#define TIMES(n, w) (Int)_mm512_madd_epi16(PAIRS(w), _mm512_set1_epi16(n))
+#define SUMS(n, w) (Int)_mm512_madd_epi16(PAIRS(w), _mm512_set1_epi16(n))
 #elif LANES == 8 && defined(__AVXVNNI__)
   return (Int)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)w, (__m256i)x);
 #elif LANES == 8 && defined(__AVX2__)
 #define PAIRS(w) _mm256_maddubs_epi16((__m256i)(w), (__m256i)x)
-#define TIMES(n, w) (Int)_mm256_madd_epi16(PAIRS(w), _mm256_set1_epi16(n))
+#define SUMS(n, w) (Int)_mm256_madd_epi16(PAIRS(w), _mm256_set1_epi16(n))
 #else
   for (int i = 0; i < 32; i += 8)
     sum += ((Int)w >> i & 255) * (x << (24 - i) >> 24);
   return sum;
 #endif
-#ifdef TIMES
-  if (BITS == 8 || TABLE) return sum + TIMES(1, w & 15) + TIMES(16, w >> 4);
-  return sum + TIMES(1, w);
+#ifdef SUMS
+  if (BITS == 8 || TABLE) return sum + SUMS(1, w & 15) + SUMS(16, w >> 4);
+  return sum + SUMS(1, w);
 #endif
 }
 
@@ -245,6 +246,15 @@ INLINE Bytes codes(const uint8_t* w, int g, int v, int part) {
   return low | ((Bytes)high & (uint8_t)(16 * ((1 << HIGH) - 1)));
 }
 
+// Prefetches what belongs to a step of the STEPS over 32 k: memory works while the
+// codes before are multiplied, where all at once would wait for it.
+INLINE void fetch(const uint8_t* w, int step) {
+  enum { LINES = (PART + 63) / 64, STEPS = VECTORS / STRIP * TIMES * 8 / PARTS };
+  const int end = (step + 1) * LINES / STEPS;
+  UNROLL for (int n = step * LINES / STEPS; n < end; n++)
+    __builtin_prefetch(w + AHEAD + 64 * n);
+}
+
 // The dot products of a part with the rows: s[0] of their bytes or WORDS, or of
 // their high bytes, and s[1] of the low ones. Codes are unpacked once for all.
 INLINE void dots(int rows, bool wide, int part, const uint8_t* w, int v0,
@@ -253,6 +263,7 @@ INLINE void dots(int rows, bool wide, int part, const uint8_t* w, int v0,
     const int g = PARTS == 1 ? i / 2 + i % 2 * 4 : 4 * part + i;
     Bytes u[STRIP];
     UNROLL for (int v = 0; v < STRIP; v++) u[v] = codes(w, g, v0 + v, part);
+    fetch(w, (v0 / STRIP * TIMES + part) * (8 / PARTS) + i);
     if (wide && WORDS) {
       UNROLL for (int odd = 0; odd < 2; odd++) {
         Words two[STRIP];
@@ -297,7 +308,7 @@ INLINE void add_block(int rows, bool wide, const uint8_t* head,
                       const uint8_t* w, const int8_t* q, float* sums) {
   const float* e = (const float*)(q + rows * (wide ? 64 : 32));
   for (int v0 = 0; v0 < VECTORS; v0 += STRIP)
-    UNROLL for (int part = 0; part < (TABLE ? 2 : PARTS); part++) {
+    UNROLL for (int part = 0; part < TIMES; part++) {
       const int zero = !TABLE ? ZERO : part ? 0 : 128;
       const bool two = wide && !WORDS;
       // Its own sums, after the rows' scales.
@@ -329,8 +340,6 @@ INLINE void product(int rows, bool wide, const int8_t* q, const uint8_t* w,
     const uint8_t* head = w;
     w += HEAD;
     for (int i = 0; i < DEPTH / 32; i++, w += PART) {
-      UNROLL for (int n = 0; n < PART; n += 64)
-        __builtin_prefetch(w + AHEAD + n);
       add_block(rows, wide, head, w, q, sums);
       q += rows * row_bytes(wide);
     }
