@@ -44,22 +44,23 @@ def run() -> bool:
 def _arms(e: settings_lib.Setup, trained: list[Any]) -> list[plan_lib.Arm]:
   """Makes plain decoding, the config's draft, and each that was trained."""
   gamma = max(e.settings.decode.gammas)
-  plain = settings_lib.engine(e, 'lookup', 0)
-  out = [plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)]
-  drafts: dict[str, tuple[str, dict[str, str]]] = {
-    render.SHIPPED: ('eagle', {})
-  }
-  for x in trained:
-    name = x['kind'] if x['kind'] in e.settings.drafters else 'eagle'
-    # After a short training it may be worse than what a check lets pass.
-    drafts[x['kind']] = name, {'source': x['found']['draft'], 'check': 'off'}
-  for name, (drafter, changes) in drafts.items():
+
+  def arm(name: str, drafter: str, **changes: str) -> plan_lib.Arm:
     draft = dataclasses.replace(e.settings.drafters[drafter], **changes)
     made = build.engine(e.target, draft, gamma=gamma, measure=False)
     # A name of its own, by which costs and acceptance are told apart.
     named = made.drafter._replace(name=name)
     engine = dataclasses.replace(made, drafter=named)
-    out.append(plan_lib.Arm(f'{name} g={gamma}', name, gamma, engine))
+    return plan_lib.Arm(f'{name} g={gamma}', name, gamma, engine)
+
+  plain = settings_lib.engine(e, 'lookup', 0)
+  out = [plan_lib.Arm('autoregressive', 'autoregressive', 0, plain)]
+  out.append(arm(render.SHIPPED, 'eagle'))
+  for x in trained:
+    kind = x['kind']
+    drafter = kind if kind in e.settings.drafters else 'eagle'
+    # After a short training it may be worse than what a check lets pass.
+    out.append(arm(kind, drafter, source=x['found']['draft'], check='off'))
   return out
 
 

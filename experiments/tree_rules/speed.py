@@ -112,15 +112,15 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
   chain = max(chains, key=lambda name: told[name].improvement)
   over = [chain, *(arm.name for arm in arms[1 + len(chains) :])]
   over = timing.improvements({name: found.runs[name] for name in over})
-  rows = [_row(e, 'plain', tok_s=found.rows[0].tok_s)]
+  rows = []
   for arm, mine in zip(arms[1:], found.rows[1:], strict=True):
     foretold = told[arm.name]
     predicted = foretold.improvement, foretold.low, foretold.high
     if len(outputs[arm.name]) < records.FEWEST:
       predicted = predicted[:1]
-    row = _row(
-      e,
-      arm.name,
+    row = dict(
+      target=e.target.label,
+      shape=arm.name,
       tokens=mine.counts.block_efficiency,
       verify=float(calibration.at_width(costs.verify, arm.gamma + 1)),
       drafting=calibration.interpolated(costs.propose[arm.drafter], arm.gamma),
@@ -131,17 +131,8 @@ def _rows(s: settings_lib.Settings, chosen) -> list[dict]:
       differing=tables.identity([mine.audit]),
     )
     rows.append(row)
-  return rows
-
-
-def _row(e: settings_lib.Setup, shape: str, **found) -> dict:
-  """Makes a row in the table; None for what was not found."""
-  names = (
-    *('tokens', 'verify', 'drafting', 'predicted', 'improvement'),
-    *('over_chain', 'tok_s', 'differing'),
-  )
-  head = {'target': e.target.label, 'shape': shape}
-  return page.plain(head | dict.fromkeys(names) | found)
+  plain = dict(target=e.target.label, shape='plain', tok_s=found.rows[0].tok_s)
+  return page.plain([dict.fromkeys(rows[0]) | plain, *rows])
 
 
 def _markdown(doc) -> str:
