@@ -49,11 +49,11 @@ def _cells(loaded: loaded_lib.Loaded, plan: plan_lib.Plan, asked):
   ]
   found = empirical.measured(arms, plan, asked.repeats)
   runs, rows = found.runs, {x.name: x for x in found.rows}
-  wanted, scores = loaded.references, {}  # in the prompts' order
+  wanted, scores = loaded.references, {}
+  order = sorted(wanted, key=int)  # the prompts'
   for name, x in runs.items():
     said = loaded_lib.texts_of(loaded, x.answers)
-    order = sorted(wanted, key=int)
-    scores[name] = [rouge2(said[x], wanted[x]) for x in order]
+    scores[name] = [rouge2(said[i], wanted[i]) for i in order]
   ms = {name: x.tok_s and 1000 / x.tok_s for name, x in rows.items()}
   return [
     {
