@@ -13,7 +13,6 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 import jax
-import numpy as np
 from absl import logging
 
 from experiments.heads import answers as answers_lib
@@ -69,7 +68,7 @@ def _answered() -> int:
     into = pathlib.Path(every[kind].data.folder)
     if not into.exists():
       answers_lib.fewer(whole, into, own)
-  return int(np.diff(answers.spans).sum())
+  return int(answers['counted'].sum())
 
 
 def _seconds(kind: str, s: sections.Settings) -> float:
