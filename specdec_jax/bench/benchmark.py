@@ -133,7 +133,7 @@ def _costs(arms: Arms, plan: plan_lib.Plan, clock: budget.Clock, tok_s: float):
   request = plan_lib.shortened(group.full, windows)
   arms, parts, given = _calibration(arms, request, repeats)
   programs |= timing.compile_arms(arms[1:], group.full)
-  factors = {x.name: predict.slowest(x, parts) for x in arms[1:]}
+  factors = {x.name: predict.likely(x, parts) for x in arms[1:]}
   speed = speed._replace(step=parts.step, factors=factors)
   return arms, programs, speed, parts, given
 

@@ -67,6 +67,8 @@ class Speed(NamedTuple):
   drafters: how many; gammas of one share programs and prefills.
   factors: by method, a token's time over plain decoding's.
   read: drafters for whose alpha texts are read again at the end.
+  fills: what a prompt's prefills take, in the target's: one for each set of
+    features, half a one for each drafter with a model.
   """
 
   step: float
@@ -75,21 +77,17 @@ class Speed(NamedTuple):
   drafters: int
   factors: dict[str, float]
   read: int
+  fills: float
 
   def calibration(self, tokens: int) -> float:
     """Estimates a batch of calibration prompts in all methods."""
     spent = tokens * self.step * sum(self.factors.values())
-    return spent + self.filling()
-
-  def filling(self) -> float:
-    """Estimates a batch's prefills: the target's once, once more for those that
-    read its features, and the drafters' own."""
-    return self.prefill * (2 + 0.5 * self.drafters)
+    return spent + self.prefill * self.fills
 
   def test(self, tokens: int) -> float:
     """Estimates a batch of test prompts in all arms, prefill and alpha too."""
     decoding = 1.15 * tokens * self.step * (1 + sum(self.factors.values()))
-    return decoding + self.filling() + self.alpha(tokens)
+    return decoding + self.prefill * self.fills + self.alpha(tokens)
 
   def alpha(self, tokens: int) -> float:
     """Estimates how long target and draft read a batch's texts again."""

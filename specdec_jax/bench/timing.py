@@ -1,8 +1,7 @@
 """Times full generations, compares their speeds, and measures the ceiling.
 
-A block is one batch in one repeat: all arms run in turn, so that the machine's
-drift cancels. A plain step reads every weight once, so weight bytes over
-bandwidth, which is measured, bound its time from below.
+In a block, a batch in one repeat, all arms run in turn, so that drift cancels.
+Weight bytes over bandwidth, which is measured, bound a plain step from below.
 """
 
 import functools
@@ -93,12 +92,14 @@ def _kind(engine):
 
 
 def first_step(arms, group: plan_lib.Group, tok_s: float, check):
-  """Compiles plain decoding and guesses all others: (programs, Speed). tok_s:
-  the ceiling's. check(Speed): refuses once too little time is left."""
+  """Compiles plain decoding and guesses the rest: (programs, Speed). tok_s: the
+  ceiling's. check(Speed): refuses once too little time is left."""
   engines = {arm.drafter: arm.engine for arm in arms[1:]}.values()
   read = sum(not engine.parts for engine in engines)
-  guess = {arm.name: 1.5 for arm in arms[1:]}
-  speed = budget.Speed(1 / tok_s, 1 / tok_s, 0.0, len(engines), guess, read)
+  own = sum(bool(x.draft or any(y.draft for y in x.parts)) for x in engines)
+  fills = len({_kind(arm.engine) for arm in arms}) + 0.5 * own
+  guess = len(engines), {arm.name: 1.5 for arm in arms[1:]}, read, fills
+  speed = budget.Speed(1 / tok_s, 1 / tok_s, 0.0, *guess)
   check(speed)
   compiling, programs = parts.timed(compile_arms, arms[:1], group.full)
   check(speed := speed._replace(compile=compiling))

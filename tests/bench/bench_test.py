@@ -153,7 +153,7 @@ def test_three_prompts_predict_nothing(prompts, monkeypatch):
     (predict, 'improvement', 'known'),
   ):
     monkeypatch.setattr(module, name, lambda *_, result=result: result)
-  speed = budget.Speed(1.0, 1.0, 1.0, 1, {}, 0)
+  speed = budget.Speed(1.0, 1.0, 1.0, 1, {}, 0, 1.0)
   given = arms, {}, plan, None, speed, budget.UNLIMITED
   _, _, predicted, *_ = benchmark._expectations(*given)
   assert predicted == ({'lm': 'known'} if prompts == 4 else {})

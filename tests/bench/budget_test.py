@@ -14,7 +14,7 @@ from specdec_jax import settings as settings_lib
 from specdec_jax.bench import budget, records, tables
 from specdec_jax.bench import plan as plan_lib
 
-SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0}, 2)
+SPEED = budget.Speed(1.0, 4.0, 10.0, 2, {'lm': 1.0, 'lookup': 1.0}, 2, 3.0)
 
 
 @pytest.fixture(autouse=True, name='now')
@@ -102,7 +102,7 @@ def test_what_is_expected_of_the_time_that_is_left():
     found, width = budget.expected(*given, gains, budget.Clock(seconds))
     return len(found.test), found.bench.repeats, width
 
-  one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * (2 + 0.5 * 2)
+  one = 1.15 * 64 * (1 + 0.5 + 0.5) + 4.0 * 3.0
   one += 2 * (1.5 * 4.0 + 64 / 3)  # alpha of both
   assert at(9.5 * one) == (9, 1, 0.0) and at(28.5 * one) == (14, 2, 0.0)
   assert at(1.0) == (1, 1, None)
@@ -197,7 +197,7 @@ def test_blocks_leave_time_for_what_each_group_takes_afterwards(
 
 
 def test_timing_the_parts_takes_a_tenth_of_the_time():
-  slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0}, 1)
+  slow = budget.Speed(0.25, 1.0, 10.0, 1, {'lm': 1.0}, 1, 2.0)
   windows, repeats = budget.windows(slow, 2, budget.Clock(600.0))
   each = 1.2 * 0.25 * (2 + 1 + 1)
   assert 30 < (repeats + 1) * windows * each <= 60
