@@ -112,7 +112,7 @@ MEASURED = [x for x in table.HEADLINES if table.path(x).exists()]
 
 @pytest.mark.parametrize('name', MEASURED)
 def test_a_headline_names_machine_commit_and_settings(name):
-  doc = table.path(name)
+  doc = json.loads(table.path(name).read_text())
   assert {'cpu', 'cores', 'jax'} <= set(doc['machine'])
   assert not doc['machine']['dirty']
   assert {'command', 'setting', 'asked'} & set(doc)
