@@ -229,9 +229,9 @@ def plan(s: records.Setting, clock, width: float | None, console) -> None:
 
 def phases(seconds: Mapping[str, float]) -> str:
   """Writes where a run's time went, the longest first."""
-  all, order = sum(seconds.values()), sorted(seconds, key=seconds.__getitem__)
-  parts = [f'{name} {seconds[name]:.0f}' for name in reversed(order)]
-  return f'{all:.0f} s, of which {", ".join(parts)}'
+  order = sorted(seconds, key=seconds.__getitem__, reverse=True)
+  parts = [f'{x} {seconds[x]:.0f}' for x in order if seconds[x] >= 0.5]
+  return f'{sum(seconds.values()):.0f} s, of which {", ".join(parts)}'
 
 
 # --- the benchmark -----------------------------------------------------------

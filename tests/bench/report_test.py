@@ -387,3 +387,8 @@ def test_what_is_known_to_a_factor_of_two_alone_is_predicted():
     method = row('lookup', WON, predicted=x)
     assert tables.cells(method, tables._SPEED)[at] == told
     assert tables.cells(('lookup', x), tables._PREDICTED)[-2:] == [told, ends]
+
+
+def test_the_longest_phase_of_a_run_comes_first():
+  told = tables.phases({'compiling': 12.4, 'timing': 50.0, 'audit of lm': 0.4})
+  assert told == '63 s, of which timing 50, compiling 12'
