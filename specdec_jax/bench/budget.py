@@ -20,8 +20,8 @@ from specdec_jax.bench import intervals, prompts, records
 from specdec_jax.bench import plan as plan_lib
 
 # Shares of the time for timing the parts, for the calibration prompts, and kept
-# for the test prompts.
-_PARTS, _PROMPTS, _TESTS = 0.1, 0.25, 0.5
+# for the test prompts: half for timing them, the rest for alpha and the audit.
+_PARTS, _PROMPTS, _TESTS = 0.1, 0.25, 0.6
 _SHORTEST = 8  # tokens of an answer
 # Calibration prompts, where answers can be shorter for more: one of every kind
 # of the built-in ones.
@@ -161,8 +161,8 @@ def windows(speed: Speed, widths: int, clock: Clock) -> tuple[int, int]:
 def fit(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> plan_lib.Plan:
   """Cuts calibration prompts and new tokens to the time that is left.
 
-  Halves answers until seven calibration prompts leave half of all time, and
-  enough for six batches of test prompts, as intervals need. The first few
+  Halves answers until seven calibration prompts leave test prompts their share
+  of all time, and enough for six batches, as intervals need. The first few
   prompts of either kind cover many categories.
   """
   if not clock.limited:
