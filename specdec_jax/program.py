@@ -191,10 +191,13 @@ def keep_programs(workdir: str) -> None:
 
 def _prune(folder: pathlib.Path) -> None:
   """Removes the oldest files below a folder until the others fit."""
-  left = _MOST
-  found = [(x.stat().st_mtime, x) for x in folder.glob('*/*')]
-  for _, path in sorted(found, reverse=True):
-    left -= path.stat().st_size
+  left, found = _MOST, []
+  for path in folder.glob('*/*'):
+    with contextlib.suppress(FileNotFoundError):  # another run removed it
+      about = path.stat()
+      found.append((about.st_mtime, about.st_size, path))
+  for _, size, path in sorted(found, reverse=True):
+    left -= size
     if left < 0:
       path.unlink(missing_ok=True)
 

@@ -80,9 +80,10 @@ class Speed(NamedTuple):
   fills: float
 
   def calibration(self, tokens: int) -> float:
-    """Estimates a batch of calibration prompts in all methods."""
+    """Estimates a batch of calibration prompts in all methods; 0 if there are
+    none."""
     spent = tokens * self.step * sum(self.factors.values())
-    return spent + self.prefill * self.fills
+    return spent + self.prefill * self.fills * bool(self.factors)
 
   def test(self, tokens: int) -> float:
     """Estimates a batch of test prompts in all arms, prefill and alpha too."""
@@ -108,6 +109,12 @@ class Speed(NamedTuple):
     spent = min(known, records.FEWEST) * self.calibration(tokens)
     return spent + min(plan.batches, intervals.FEWEST) * self.test(tokens)
 
+  def only(self, names: Sequence[str], drafters: int) -> 'Speed':
+    """Returns that of these methods alone, of so many drafters."""
+    factors = {name: self.factors[name] for name in names}
+    read = min(self.read, drafters)
+    return self._replace(factors=factors, drafters=drafters, read=read)
+
 
 def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
   """Raises ValueError, before all methods are compiled, if the clock has too
@@ -121,8 +128,8 @@ def check(plan: plan_lib.Plan, speed: Speed, clock: Clock) -> None:
     over = least - clock.left() - _PARTS * clock.seconds
     return (clock.seconds + over / (1 - _PARTS)) / 60
 
-  first = dict([*speed.factors.items()][:1])
-  one = minutes(speed._replace(factors=first, drafters=1, read=1))
+  first = [*speed.factors][:1]
+  one = minutes(speed.only(first, len(first)))
   if 60 * one > clock.seconds:
     raise ValueError(
       f'minutes={clock.seconds / 60:g}: a few short answers take some '
@@ -143,10 +150,8 @@ def afford(
   while len(speed.factors) > 1 and speed.least(plan) > clock.left():
     slowest = max(speed.factors, key=speed.factors.__getitem__)
     out[slowest] = 'no time for it'
-    factors = {k: x for k, x in speed.factors.items() if k != slowest}
-    count = len({x.drafter for x in arms if x.name in factors})
-    read = min(speed.read, count)
-    speed = speed._replace(factors=factors, drafters=count, read=read)
+    left = [name for name in speed.factors if name != slowest]
+    speed = speed.only(left, len({x.drafter for x in arms if x.name in left}))
   return speed, out
 
 

@@ -76,6 +76,11 @@ def test_too_little_time_is_refused_with_how_much_there_must_be():
     budget.check(plan(), SPEED, budget.clock(0.8 * needs))
   assert needs < all
   budget.check(plan(), SPEED, budget.UNLIMITED)
+  # Plain decoding compiles no drafter, and no calibration prompt is run.
+  plain = SPEED._replace(factors={}, drafters=0, read=0, fills=1.0)
+  least = plain.closing() + 6 * plain.test(8)
+  budget.check(plan(), plain, budget.Clock(least / 1.1 + 1))
+  assert plain.calibration(64) == 0
 
 
 def test_the_slowest_methods_are_left_out_before_prompts_are():
@@ -184,6 +189,7 @@ def test_shares_of_a_clock(now):
     # Time is left for what a group takes afterwards, once.
     (6, 3, 52, 5, [(0, 0), (0, 1), (0, 2)]),
     (2, 3, 52, 5, [(0, 0), (0, 1), (1, 0), (1, 1)]),
+    (12, 1, 142, 5, [(0, g) for g in range(10)]),  # the first eight alone
   ],
 )
 def test_blocks_leave_time_for_what_each_group_takes_afterwards(

@@ -9,11 +9,22 @@ import pytest
 
 from specdec_jax import build, decode, metrics, requests, sampling, types
 from specdec_jax.bench import plan as plan_lib
-from specdec_jax.bench import predict
+from specdec_jax.bench import predict, records
 from specdec_jax.costs import calibration
 from specdec_jax.drafters import early_exit, hybrid, lm
 from specdec_jax.models import work
 from specdec_jax.verify import lenient, reject
+
+
+def test_alpha_is_read_from_the_first_texts_alone(monkeypatch):
+  monkeypatch.setattr(records, 'READ', 2)
+  monkeypatch.setattr(
+    predict, '_overlap', lambda arm, group, plain: [np.full(3, group)] * 2
+  )
+  engine = python_types.SimpleNamespace(parts=(), rule=reject.RULE)
+  arms = [plan_lib.Arm(x, x, 0, engine) for x in ('plain', 'lm')]
+  found = predict.alphas(arms, [0.25, 0.75, 1.0], [None] * 3)
+  assert found == {'lm': records.Alpha(0.5, 0.5)}
 
 
 def test_alpha_is_the_mean_overlap():

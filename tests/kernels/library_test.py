@@ -54,10 +54,11 @@ def test_each_cpu_and_compiler_has_its_own_library(monkeypatch, tmp_path):
   touch = 'while [ "$1" != -o ]; do shift; done; echo made > "$2"'
   monkeypatch.setenv('CC', compiler(tmp_path, touch))
   names = set()
-  for cpu in ('one', 'another'):
+  for cpu, isa in (('one', ''), ('another', ''), ('one', 'avx2')):
+    monkeypatch.setenv('SPECDEC_JAX_ISA', isa)
     monkeypatch.setattr(program, 'cpu', lambda cpu=cpu: cpu)
     names.add(library._built(library._compiler(), tmp_path))
-  assert len(names) == 2 and all(path.exists() for path in names)
+  assert len(names) == 3 and all(path.exists() for path in names)
 
   def refuse(*args, **named):
     raise AssertionError('compiled again')
